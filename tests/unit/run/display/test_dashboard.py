@@ -45,30 +45,6 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
     assert "200 tok/s  workers 3  version 10  left 0 s" in line
 
 
-def test_phases_of_the_trainer_and_of_an_evaluation_are_lines_with_their_progress() -> None:
-    out_console, out = console()
-    now_s = [0.0]
-    dashboard = Dashboard(out_console, total_steps=10, clock=lambda: now_s[0])
-    for step in range(100):
-        now_s[0] += 1.0
-        dashboard.progress("warm start", step, 200, "(validation pass@1 0.100)")
-        dashboard.waiting.tick()
-    assert (
-        "warm start: step 99 of at most 200 (validation pass@1 0.100)" in dashboard.waiting.line()
-    )
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "warm start" and len(lines) == 7  # another one in 15 s
-    assert lines[2].endswith("30 s; it ends after at most 200 steps")
-    dashboard.waiting.begin("evaluating before training")
-    for done in range(1000):
-        dashboard.evaluated(done, 1000)
-    assert dashboard.waiting.line().startswith("evaluating before training: 999 of 1,000 problems,")
-    dashboard.waiting.begin("reading the prompts")
-    dashboard.reading("reading train", 5000)
-    assert "reading the prompts: reading train, 5,000 rows, 0 s" in dashboard.waiting.line()
-    assert len(out.getvalue().splitlines()) <= len(lines) + 3
-
-
 def test_a_terminal_shows_the_phase_until_the_first_step_has_ended() -> None:
     out = io.StringIO()
     shown = Console(file=out, force_terminal=True, width=120)

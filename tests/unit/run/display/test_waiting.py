@@ -74,16 +74,6 @@ def test_a_line_has_the_progress_the_workers_and_a_late_one_the_deadline() -> No
     assert one.waiting.line().startswith("unknown: 16 s; rlax.deadlines.startup_s = 180 s ends")
 
 
-def test_progress_writes_nothing() -> None:
-    """Thousands of problems are no thousands of lines."""
-    one = Lines()
-    one.waiting.begin("evaluating")
-    for done in range(5000):
-        one.waiting.progress(f"{done} of 5000 problems")
-    one.pass_seconds(16)
-    assert one.said == ["evaluating", "evaluating: 4999 of 5000 problems, 15 s"]
-
-
 def test_text_of_a_trainer_is_made_harmless() -> None:
     one = Lines()
     one.waiting.begin("a\nb\x1b[31m" + "c" * 500)

@@ -113,22 +113,6 @@ def test_every_measure_by_hand():
     assert measures(OUTCOMES, **ALL) == found
 
 
-def test_intervals_shrink_with_the_root_of_the_number_of_problems():
-    rng = np.random.default_rng(1)
-
-    def width(problems: int) -> float:
-        rewards = (rng.random((problems, 4)) < 0.5).astype(float)
-        lengths = np.full((problems, 4), 3)
-        answers = [["x"] * 4] * problems
-        outcomes = Outcomes(rewards, lengths, lengths > 3, answers)
-        low, high = measures(outcomes, **ALL)["pass_at_1"].ci95
-        return high - low
-
-    assert width(100) / width(1600) == pytest.approx(4, rel=0.2)
-    # The variance of a mean of four coins is 1/16.
-    assert width(1600) == pytest.approx(2 * 1.96 * 0.25 / 40, rel=0.2)
-
-
 def test_without_any_score_there_is_no_mean_reward():
     failed = dataclasses.replace(OUTCOMES, rewards_bn=np.full((2, 4), np.nan))
     found = measures(failed, **ALL)
@@ -139,11 +123,9 @@ def test_without_any_score_there_is_no_mean_reward():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": [1, 32]}, r"rlax.evaluation.k = 32: must be at most rlax.evaluation.samples = 16"),
         ({"majority_k": [17]}, r"rlax.evaluation.majority_k = 17: .*samples = 16"),
         ({"sets": {"hard": {"samples": 4}}}, r"k = 8: .*rlax.evaluation.sets.hard.samples = 4"),
         ({"sets": {"test": {}}}, r"rlax.evaluation.sets.test: .*name of the main set"),
-        ({"sets": {"a/b": {}}}, r"rlax.evaluation.sets.a/b: .*letters, digits and _"),
     ],
 )
 def test_sets_that_cannot_be_measured_are_rejected(settings, message):
@@ -184,11 +166,7 @@ class Source(SourceStub):
             r"has stop strings \['\\n', ';'\], but must have those of rlax.prompt_source, \[\]",
         ),
         (Source(length=99), {"far": {"prompt_source": {"name": "y"}}}, r"at least 99, the longest"),
-        (
-            Source(),
-            {"far": {"split": "empty"}},
-            r"sets.far.split = 'empty': has no",
-        ),
+        (Source(), {"far": {"split": "empty"}}, r"sets.far.split = 'empty': has no"),
     ],
 )
 def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):

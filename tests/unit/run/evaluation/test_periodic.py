@@ -76,51 +76,42 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_that_is_being_recorded_is_not_given_up() -> None:
-    async def main() -> None:
-        periodic, parts = make()
-        periodic.published(5)
+async def test_one_that_is_being_recorded_is_not_given_up() -> None:
+    periodic, parts = make()
+    periodic.published(5)
+    await settled()
+    parts.may_record.clear()
+    parts.may_generate.set()
+    await settled()  # its worker is released, its file is being written
+    periodic.published(10)
+    assert parts.notes == ["evaluation of step 10 is skipped: that of step 5 is still running"]
+    parts.may_record.set()
+    await settled()
+    assert periodic.take_metrics() == {"evaluation/version": 5.0} and periodic.skipped == 1
+
+
+async def test_one_that_waits_for_a_second_worker_makes_room_for_the_next() -> None:
+    periodic, parts = make()
+    for version in (5, 7, 10):
+        periodic.published(version)
         await settled()
-        parts.may_record.clear()
-        parts.may_generate.set()
-        await settled()  # its worker is released, its file is being written
-        periodic.published(10)
-        assert parts.notes == ["evaluation of step 10 is skipped: that of step 5 is still running"]
-        parts.may_record.set()
-        await settled()
-        assert periodic.take_metrics() == {"evaluation/version": 5.0} and periodic.skipped == 1
-
-    asyncio.run(main())
-
-
-def test_one_that_waits_for_a_second_worker_makes_room_for_the_next() -> None:
-    async def main() -> None:
-        periodic, parts = make()
-        for version in (5, 7, 10):
-            periodic.published(version)
-            await settled()
-            parts.lacks_pinned_worker = True
-        assert parts.generated == [5, 10] and periodic.skipped == 1
-        assert parts.notes == ["evaluation of step 5 is skipped: no second worker was ready"]
-        await periodic.cancel()
-        assert parts.notes[1:] == ["evaluation of step 10 is skipped: the run is stopped"]
-        assert periodic.skipped == 2
-
-    asyncio.run(main())
+        parts.lacks_pinned_worker = True
+    assert parts.generated == [5, 10] and periodic.skipped == 1
+    assert parts.notes == ["evaluation of step 5 is skipped: no second worker was ready"]
+    await periodic.cancel()
+    assert parts.notes[1:] == ["evaluation of step 10 is skipped: the run is stopped"]
+    assert periodic.skipped == 2
 
 
 @pytest.mark.parametrize("error", [KeyError("no answer"), OSError("disk full")])
-def test_training_does_not_depend_on_one(error: Exception) -> None:
-    async def main() -> None:
-        periodic, parts = make()
-        parts.error = error
-        parts.may_generate.set()
-        periodic.published(5)
-        await settled()
-        assert parts.notes == [f"evaluation of step 5 is skipped: {error!r}"]
-        await periodic.finish()
-        periodic.published(10)
-        await settled()
-        assert parts.generated == [5, 10]
-
-    asyncio.run(main())
+async def test_training_does_not_depend_on_one(error: Exception) -> None:
+    periodic, parts = make()
+    parts.error = error
+    parts.may_generate.set()
+    periodic.published(5)
+    await settled()
+    assert parts.notes == [f"evaluation of step 5 is skipped: {error!r}"]
+    await periodic.finish()
+    periodic.published(10)
+    await settled()
+    assert parts.generated == [5, 10]

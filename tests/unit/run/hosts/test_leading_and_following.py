@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from doors import SECRETS
 from led import COORDINATOR, HASH, TOKEN, led_by_host_0
 from waiting import wait_until
 
@@ -158,12 +157,6 @@ def test_no_call_is_answered_before_a_host_has_joined(led):
     for call in calls:
         with pytest.raises(TrainingError, match="host 1 has not joined this start"):
             call()
-
-
-@pytest.mark.parametrize("secret", [SECRETS.of_worker, SECRETS.of_trainer])
-def test_the_tokens_of_workers_and_of_the_trainer_let_no_host_in(led, secret):
-    with pytest.raises(TrainingError, match=r"PERMISSION_DENIED.*allowed: host"):
-        led.host(secret=secret).join(HASH, ())
 
 
 def test_a_host_gives_up_a_host_0_that_cannot_be_reached(led):

@@ -56,21 +56,6 @@ def test_every_name_in_the_code_is_in_the_table() -> None:
     assert not unknown, "give each a row of its own in docs/metrics.md"
 
 
-def test_every_metric_that_the_objectives_explain_is_in_the_table() -> None:
-    """docs/objectives.md is held complete by a test of its own, which runs every objective."""
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("objectives.md", "critic.md"))
-    named = set(re.findall(r"`((?:objective|logprob_gap)/\w+)`", text))
-    rows = {metric.name for metric in METRICS}
-    assert len(named) > 25 and not named - rows
-    explained = {m.name for m in METRICS if m.name.split("/")[0] in ("objective", "logprob_gap")}
-    assert explained - named <= {
-        "objective/<name>",
-        "objective/decoupled_masked_fraction",  # explained as `..._masked_fraction`
-        "objective/tis_masked_fraction",
-        "objective/running_value",  # of a trainer's signal
-    }
-
-
 def test_every_scalar_of_maxtexts_step_is_in_the_table() -> None:
     spec = importlib.util.find_spec("maxtext")  # found, not imported: that takes 20 s
     assert spec is not None and spec.submodule_search_locations

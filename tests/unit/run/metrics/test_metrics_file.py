@@ -45,18 +45,3 @@ def test_the_metrics_of_a_step_that_had_not_ended_count(tmp_path: Path) -> None:
         assert file.rewind(2, {"unfinished": 1.0}) == lines
     assert file.rewind(1, {"unfinished": 1.0}) == [{"step": 1, "loss": 0.5}]
     file.close()
-
-
-def test_damaged_and_missing_lines_are_warnings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = [f'{{"step": {step}, "a": 1}}' for step in range(1, 21)]
-    lines[8] = "x" + lines[8]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:4] + lines[7:]) + '\n{"step": 21, "s')
-    file = MetricsFile(RunFiles(tmp_path), tmp_path)
-    assert len(file.rewind(19)) == 15
-    assert caplog.messages == [
-        "metrics.jsonl: 1 damaged lines are left out (line 6)",
-        "metrics.jsonl: 4 of 18 steps have no line (step 5, 6, 7, 9)",
-    ]
-    file.close()

@@ -94,17 +94,6 @@ def test_a_worker_says_whether_its_engine_lives_and_shares_nothing() -> None:
         scraped(url)
 
 
-def test_a_page_with_a_token_answers_those_that_know_it() -> None:
-    run, token = RunMetrics(counts=dict, workers=dict), "0123456789abcdef"
-    exporter = Exporter(Place(), 0, "some.port", run.registry, token=token)
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        scraped(exporter.url)
-    request = urllib.request.Request(exporter.url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=60) as page:
-        assert b"\nrlax_step 0.0\n" in page.read()
-    exporter.close()
-
-
 def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
 
 import pytest
 
@@ -23,21 +22,3 @@ def test_sums_are_those_of_all_steps() -> None:
     assert list(stats.newest("b/y")) == [0, 7, 14, 21, 28, 35, 42, 49, 56]
     assert stats.rate("a/x", "time/s") == pytest.approx(sum(values) / (2 * len(values)))
     assert len(stats.recent) == KEPT and stats.recent[-1]["a/x"] == values[-1]
-
-
-def test_memory_does_not_grow_with_steps() -> None:
-    stats = RunStats({"m/0": 50})
-    names = [f"m/{number}" for number in range(90)]
-
-    def steps(count: int) -> None:
-        for step in range(count):
-            stats.add({name: step + 0.5 for name in names})
-
-    steps(200)
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    steps(1000)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    # What the first 200 steps have left is freed uncounted: at most KEPT dicts and 50 values each.
-    assert after - before < 90 * (50 + KEPT) * 40

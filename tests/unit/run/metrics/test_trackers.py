@@ -23,11 +23,11 @@ import pytest
 import rlax_mlflow
 import rlax_tensorboard
 import rlax_wandb
+from sections import section_with
 from wandb_files import history, wandb_records
 
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.run.metrics import tracking
@@ -50,12 +50,10 @@ def nothing_calls_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def context(run_dir: Path) -> BuildContext:
-    source, rewards = {"name": "numbers"}, [{"name": "even"}]
-    section = RlaxSection.model_validate({"prompt_source": source, "rewards": rewards})
     return BuildContext(
         run_dir=run_dir,
         seed=0,
-        section=section,
+        section=section_with(),
         config=resolve(CONFIG, ["rlax.trackers=[{name: secret, key: hunter2}]"]),
         run_url=str(run_dir),
     )
