@@ -19,7 +19,7 @@ from rlax_plugin.run.start import closing
 from rlax_plugin.run.start.closing import Closing
 
 
-def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> None:
+async def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> None:
     ended: list[str] = []
     late: list[str] = []
 
@@ -29,15 +29,12 @@ def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> Non
     async def never() -> None:
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        undo = Closing(late.append)
-        undo.part().callback(ended.append, "first started")
-        undo.ends("the launcher", "rlax.launcher", never, 0.05)
-        undo.ends("the reward processes", "rlax.rewards", quick, 60.0)
-        assert undo.deadline_s == 120.05
-        await undo.aclose()
-
-    asyncio.run(main())
+    undo = Closing(late.append)
+    undo.part().callback(ended.append, "first started")
+    undo.ends("the launcher", "rlax.launcher", never, 0.05)
+    undo.ends("the reward processes", "rlax.rewards", quick, 60.0)
+    assert undo.deadline_s == 120.05
+    await undo.aclose()
     assert ended == ["quick", "first started"]
     assert late == ["the launcher did not end within 0.05 s (rlax.launcher): it was abandoned"]
 

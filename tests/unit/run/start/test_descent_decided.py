@@ -96,9 +96,14 @@ def test_what_is_recorded_holds_for_as_long_as_the_run_does(tmp_path: Path) -> N
     # As long as it has no results, it may be started from something else.
     second = decide(new, f"{old.url}@10")
     assert second is not None and second.step == 10
+    other = put_run(RunFiles(tmp_path / "other"), 10)
+    assert decide(new, other.url) == Descent(str(tmp_path / "other"), 10, "10.npz")
+    decide(new, f"{old.url}@10")
     new.put("journal/1.json", b"")
     with pytest.raises(ConfigError, match=f"new started from {old.url}@10: continue it without"):
         decide(new, f"{old.url}@5")
+    with pytest.raises(ConfigError, match="continue it without --from"):
+        decide(new, other.url)
     old.delete("")
     assert decide(new, None) == decide(new, f"{old.url}@10") == second
 
@@ -146,22 +151,6 @@ def test_a_record_that_is_damaged_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "descent.json").write_text(text)
         with pytest.raises(RlaxError, match=r"descent\.json is damaged"):
             descent.recorded(RunFiles(tmp_path))
-
-
-def test_weights_that_do_not_fit_are_rejected_before_anything_starts(tmp_path: Path) -> None:
-    old = put_run(RunFiles(tmp_path / "old"), 5, 6)
-    other = weights(5) | {"bias": np.zeros(3, np.float32)}
-    old.put("checkpoints/5.npz", pack(other))
-    old.put("checkpoints/6.npz", pack(weights(6))[:-7])
-    started = trainer(tmp_path / "new")
-    with pytest.raises(ConfigError, match=r"@5': holds another model's weights: .*\(3,\)"):
-        started.start_from(Descent(old.url, 5, "5.npz"))
-    with pytest.raises(ConfigError, match=r"@6': cannot be read: .* another crc32c"):
-        started.start_from(Descent(old.url, 6, "6.npz"))
-    with pytest.raises(ConfigError, match="@7': no longer exists"):
-        started.start_from(Descent(old.url, 7, "7.npz"))
-    put_run(RunFiles(tmp_path / "new"), 1)
-    trainer(tmp_path / "new").start_from(Descent(old.url, 7, "7.npz"))  # it goes on from its own
 
 
 def test_a_trainer_that_cannot_is_named() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sections import section_with
 
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.run.evaluation.result import Evaluated, record, recorded
+from rlax_plugin.run.evaluation.result import Evaluated
 from rlax_plugin.run.evaluation.statistics import Estimate
 from rlax_plugin.run.metrics.run_stats import RunStats
 from rlax_plugin.run.start.judging import (
@@ -22,9 +22,7 @@ from rlax_plugin.run.start.judging import (
 )
 from rlax_plugin.run.start.results import recorded_verdict
 
-SECTION = RlaxSection.model_validate(
-    {"prompt_source": {"name": "numbers"}, "rewards": [{"name": "even"}]}
-)
+SECTION = section_with()
 MAXTEXT = {"learning_rate": 0.001, "steps": 60}
 
 
@@ -52,11 +50,7 @@ def test_a_run_that_got_worse_says_so_with_its_figures(tmp_path: Path) -> None:
     )
     found = verdict_of(before, after, stats, SECTION, MAXTEXT, 60)
     assert found is not None
-    assert (found["outcome"], found["pass_at_1_change"], found["ci95"]) == (
-        "worse",
-        -0.25,
-        [-0.25, -0.25],
-    )
+    assert (found["outcome"], found["pass_at_1_change"]) == ("worse", -0.25)
     assert "(1) the entropy collapsed (objective/entropy 1 to 0.1 nats)" in found["sentence"]
     assert "(2) 30 % of the evaluated samples were cut off (before 0 %)" in found["sentence"]
     files = RunFiles(tmp_path)
@@ -75,16 +69,12 @@ def test_a_run_that_got_better_says_by_how_much() -> None:
     assert "likely cause" not in found["sentence"]
 
 
-def test_a_run_without_counts_of_each_problem_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_without_counts_of_each_problem_is_not_judged() -> None:
     counted = evaluated(0, (3, 2), 0.0)
     old = Evaluated(60, counted.sets)
     assert verdict_of(counted, old, RunStats(), SECTION, MAXTEXT, 60) is None
     assert verdict_of(None, counted, RunStats(), SECTION, MAXTEXT, 60) is None
     assert verdict_of(counted, None, RunStats(), SECTION, MAXTEXT, 60) is None
-    files = RunFiles(tmp_path)
-    record(files, "before", counted)
-    assert files.get_json("evaluation/before.json")["passed"] == {"test": [3, 2]}
-    assert recorded(files, "before") == counted
 
 
 WORSE = Change(0.6, 0.5, (-0.13, -0.07), 512)

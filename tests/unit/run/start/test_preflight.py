@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,6 +27,7 @@ from rlax_plugin.tools.commands.check import examine
 from rlax_plugin.tools.commands.check.warnings import warnings
 
 TESTING = str(Path(__file__).parents[3] / "configs/testing.yml")
+OUTPUT = "base_output_directory"
 DEMO = str(Path(__file__).parents[4] / "configs/demo.yml")
 
 
@@ -55,55 +55,35 @@ def bucket() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "override", "rpc_s", "message"),
+    ("command", "key", "value", "rpc_s", "message"),
     [
-        (
-            "train",
-            "base_output_directory=bucket://stuck/runs",
-            0.3,
-            "base_output_directory = 'bucket://stuck/runs': cannot be reached within 0.3 s "
-            "(rlax.deadlines.rpc_s sets this limit)",
-        ),
-        (
-            "check",
-            "base_output_directory=bucket://denied/runs",
-            60,
-            "base_output_directory = 'bucket://denied/runs': cannot be read: ",
-        ),
-        (
-            "check",
-            "rlax.weights.path=bucket://stuck/weights",
-            0.3,
-            "rlax.weights.path = 'bucket://stuck/weights': cannot be reached within 0.3 s",
-        ),
+        ("train", OUTPUT, "bucket://stuck/runs", 0.3, "cannot be reached within 0.3 s"),
+        ("check", OUTPUT, "bucket://denied/runs", 60, "cannot be read: "),
+        ("check", "rlax.weights.path", "bucket://stuck/weights", 0.3, "within 0.3 s"),
     ],
 )
 def test_a_bucket_out_of_reach_is_an_error_in_time(
     command: str,
-    override: str,
+    key: str,
+    value: str,
     rpc_s: float,
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = rlax(command, TESTING, override, f"rlax.deadlines.rpc_s={rpc_s}")
+    result = rlax(command, TESTING, f"{key}={value}", f"rlax.deadlines.rpc_s={rpc_s}")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {message}") and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: {key} = '{value}': ")
+    assert message in result.stderr and result.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "rlax.weights.path=s3://bucket/w",
-            r"^rlax\.weights\.path = 's3://bucket/w': cannot hold weight versions: Orbax renames",
-        ),
-        (
-            "base_output_directory=s3://bucket",
-            r"^base_output_directory = 's3://bucket': .* gs://: set rlax\.weights\.path to one$",
-        ),
+        ("rlax.weights.path=s3://bucket/w", r"^rlax\.weights\.path = .*: cannot hold weight"),
+        ("base_output_directory=s3://bucket", r"^base_output_directory = .*: set rlax\.weights"),
     ],
 )
 def test_s3_holds_no_weight_versions(override: str, message: str) -> None:
@@ -152,7 +132,6 @@ def test_an_os_error_at_start_is_a_message_with_its_key(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
 @pytest.mark.parametrize(
     ("key", "value", "opened"),
     [
@@ -162,22 +141,19 @@ def test_an_os_error_at_start_is_a_message_with_its_key(
     ],
 )
 def test_a_directory_that_others_can_write_to_is_an_error_of_its_key(
-    command: str, key: str, value: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, value: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     place = tmp_path / opened
     place.mkdir(parents=True)
     place.chmod(0o775)
-    result = rlax(command, TESTING, f"{key}={value}")
-    assert result.exit_code == 2
-    assert result.stderr == (
-        f"error: {key} = '{value}': {place} has mode 0775, so other users could replace what is "
-        f"written there: run chmod go-w {place}\n"
-    )
+    for command in ("check", "train"):
+        result = rlax(command, TESTING, f"{key}={value}")
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {key} = '{value}': {place} has mode 0775, so ")
     assert not list(place.iterdir())
     place.chmod(0o755)
-    if command == "check":
-        assert rlax("check", "--fast", TESTING, f"{key}={value}").exit_code == 0
+    assert rlax("check", "--fast", TESTING, f"{key}={value}").exit_code == 0
 
 
 def test_a_directory_that_another_process_opens_meanwhile_is_an_error(tmp_path: Path) -> None:
@@ -189,22 +165,14 @@ def test_a_directory_that_another_process_opens_meanwhile_is_an_error(tmp_path: 
         make_directories(files, tmp_path / "testing", section, maxtext)
 
 
-@pytest.mark.parametrize("name", [(), ("host-1.log",)])
-@pytest.mark.parametrize(
-    ("make", "why"), [(os.mkdir, "Is a directory"), (os.mkfifo, "No such device or address")]
-)
-def test_a_log_that_cannot_be_written_is_an_error(
-    tmp_path: Path, name: tuple[str, ...], make: Callable[[Path], None], why: str
-) -> None:
+def test_a_pipe_in_the_place_of_a_log_is_an_error(tmp_path: Path) -> None:
     section, maxtext = load_section(TESTING, [f"base_output_directory={tmp_path}"])
     (tmp_path / "testing" / "logs").mkdir(parents=True)
-    make(log := tmp_path / "testing" / "logs" / "".join(name or ("trainer.log",)))
-    with pytest.raises(ConfigError) as caught:
-        files = RunFiles(tmp_path / "testing")
-        make_directories(files, tmp_path / "testing", section, maxtext, *name)
-    assert str(caught.value) == (
-        f"base_output_directory = '{tmp_path}': cannot be written: {log}: {why}"
-    )
+    os.mkfifo(log := tmp_path / "testing" / "logs" / "host-1.log")
+    with pytest.raises(ConfigError, match=f"cannot be written: {log}: No such device"):
+        make_directories(
+            RunFiles(tmp_path / "testing"), tmp_path / "testing", section, maxtext, log.name
+        )
 
 
 def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flow_harness import Source
+from sections import section_with
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.files.run_files import RunFiles
@@ -23,8 +24,7 @@ PROMPTS = Source().prompts("train")
 
 def section(path: object, **prior: Any) -> RlaxSection:
     curation = {"prior": {"path": str(path), **prior}, "prior_samples": 4, "prior_rate": 0.25}
-    parts = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
-    return RlaxSection.model_validate(parts | {"curation": curation})
+    return section_with(curation=curation)
 
 
 def about(config: RlaxSection) -> About:

@@ -122,8 +122,10 @@ def test_a_run_goes_on_without_the_segments_that_the_error_names(
     assert report.clean and report.figures.steps == 8
 
 
-def test_a_last_segment_that_was_changed_does_not_count(killed: Path) -> None:
-    another_token(segment(killed, 8))
+@pytest.mark.parametrize("name", [journal.segment_name(8), journal.samples_name(8)])
+def test_damaged_last_segment_does_not_count(killed: Path, name: str) -> None:
+    damage = another_token if name.startswith("journal") else cut
+    damage(killed / name)
     assert resumed(killed) == 6
     assert audit(RunFiles(killed)).clean
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flow_harness import Harness, settle
 from histories import bits
 
 from rlax_plugin.base.types import Key, Turn
@@ -60,19 +57,6 @@ def test_a_turn_comes_back_bit_for_bit() -> None:
     )  # fmt: skip
     one = RecordedTurn(Key("train", 9, 3, 1, 2), Turn(np.zeros(0, np.int32), sampled))
     assert bits(from_bytes(one.key, to_bytes(one))) == bits(one)
-
-
-def test_events_of_first_turns_are_no_longer_than_before() -> None:
-    line = ev.encode(first(5))
-    assert json.loads(line).keys() == {
-        *("event", "group", "attempt", "workers", "oldest_version"),
-        *("newest_version", "samples", "tokens"),
-    }
-    assert ev.decode(json.loads(line)) == first(5)
-    zeroth = later(turn(5, 0, 0, 1))  # sample 0 is not None, and trajectory and turn count
-    assert {"sample": 0, "trajectory": 1}.items() <= json.loads(ev.encode(zeroth)).items()
-    for event in (zeroth, later(turn(5, 2, 3)), ev.Discarded(5, 0, 0, 1)):
-        assert ev.decode(json.loads(ev.encode(event))) == event
 
 
 def test_turns_stay_until_their_group_is_scored_or_issued_again(ledger: Ledger) -> None:
@@ -137,56 +121,3 @@ def test_a_ledger_of_another_history_has_no_turns(ledger: Ledger) -> None:
     assert ledger.tail(2, "22222222") is None
     ledger.rebuild([(Segment(1, journal.START, None, (), (ISSUED, first(0))), "22222222")])
     assert ledger.turns() == []
-
-
-def test_a_quarantine_is_recorded_at_once_and_ends_the_episodes(tmp_path: Path) -> None:
-    """No later process takes up what the worker has sampled, and nothing more is sampled."""
-
-    async def two_turns(prompt, played):  # type: ignore[no-untyped-def]
-        from rlax_plugin.ports.environment import Outcome
-
-        await played.sample([5])
-        return Outcome()
-
-    async def run() -> list[ev.Event]:
-        one = Harness(tmp_path, play=two_turns, groups=1)
-        await one.start()
-        await settle()
-        one.answers.generate(0, 0, worker="bad")
-        await settle()
-        keys = sorted(one.answers.later)
-        one.answers.generate_turn(keys[0], 0, worker="good")
-        await settle()
-        one.quarantine("bad")
-        await settle()
-        assert not one.answers.later and not one.answers.playing
-        await one.recorder.flush()
-        assert one.ledger.turns() == [] and one.run_state.open[0].attempt == 2
-        request, _ = one.answers.open[0]
-        assert request.attempt == 2
-        one.answers.generate(0, 0, worker="bad")  # a new process of that name
-        await settle()
-        for key in sorted(one.answers.later):
-            one.answers.generate_turn(key, 0, worker="good")
-        await settle()
-        assert not one.errors and 0 in one.run_state.ready
-        await one.recorder.flush()
-        found = one.ledger.tail(0, journal.START)
-        assert found is not None
-        await one.supervision.close()
-        one.recorder.close()
-        return [e for e in found[0] if ev.group_of(e) == 0]
-
-    told = [
-        (ev.kind(e), getattr(e, "attempt", None), getattr(e, "turn", None))
-        for e in asyncio.run(run())
-    ]
-    assert told == [
-        ("generated", 1, 0),
-        ("generated", 1, 1),
-        ("reissued", 2, None),
-        ("generated", 2, 0),
-        ("generated", 2, 1),
-        ("generated", 2, 1),
-        ("scored", None, None),
-    ]

@@ -38,6 +38,8 @@ EVENTS = [
     ev.Dropped(9, "too stale"),
     ev.Published(5, "0badc0de"),
     ev.Resumed(4),
+    ev.Generated(5, 1, ("w0",), 0, 0, 1, 2, sample=0, trajectory=1, turn=2),
+    ev.Discarded(5, 0, 0, 1),
 ]
 
 
@@ -60,7 +62,10 @@ def test_what_is_no_event_is_rejected() -> None:
     ):
         with pytest.raises(RlaxError, match="not an event of this version"):
             ev.decode(document)
-    assert [ev.group_of(event) for event in EVENTS] == [None, 7, 7, 7, 8, None, 9, None, None]
+    assert [ev.group_of(event) for event in EVENTS] == [
+        *(None, 7, 7, 7, 8, None, 9, None, None),
+        *(5, 5),
+    ]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -73,22 +78,6 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunFiles]:
         return
     yield RunFiles("memory://records/run")
     fsspec.filesystem("memory").store.clear()
-
-
-def test_files_are_put_read_listed_and_removed(files: RunFiles) -> None:
-    assert files.names("journal") == [] and not files.exists("journal/2.json")
-    files.put("journal/2.json", b"two")
-    files.put("journal/1.json", b"one")
-    files.put("journal/1.json", b"another one")
-    assert files.names("journal") == ["1.json", "2.json"]
-    assert (files.get("journal/1.json"), files.exists("journal/2.json")) == (b"another one", True)
-    files.delete("journal/1.json")
-    files.delete("journal/1.json")
-    assert files.names("journal") == ["2.json"]
-    files.delete("journal")
-    assert files.names("journal") == []
-    with pytest.raises(FileNotFoundError):
-        files.get("journal/2.json")
 
 
 @pytest.mark.parametrize("linked", [True, False])
@@ -130,15 +119,6 @@ def test_a_directory_is_made_again_only_if_that_is_wanted(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     files.put("journal/00000/1.json", b"one")
     assert files.get("journal/00000/1.json") == b"one"
-
-
-def test_documents(files: RunFiles) -> None:
-    assert files.get_json("config.json") is None
-    files.put_json("config.json", {"seed": 1})
-    assert files.get_json("config.json") == {"seed": 1}
-    files.put("config.json", b'{"seed"')
-    with pytest.raises(RlaxError, match=r"run/config\.json is damaged"):
-        files.get_json("config.json")
 
 
 def test_what_a_killed_process_left_is_no_file(tmp_path: Path) -> None:
@@ -218,11 +198,6 @@ def broken(files: RunFiles) -> tuple[int, str]:
     with pytest.raises(JournalError) as caught:
         list(journal.read(files))
     return caught.value.number, str(caught.value)
-
-
-def test_a_missing_segment_is_noticed(run: RunFiles) -> None:
-    segment(run, 2).unlink()
-    assert broken(run) == (2, "journal segment 2: is missing, but later segments exist")
 
 
 def test_a_torn_segment_is_noticed(run: RunFiles) -> None:
@@ -307,7 +282,6 @@ def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
             events=[ev.encode(ev.Resumed(number))],
         )
     assert files.names("journal") == files.names("samples") == ["00000", "00001", "00002"]
-    assert len(files.names("journal/00001")) == 4
     assert journal.last_number(files) == 2001
     assert journal.numbers(files, journal.SAMPLES) == [998, 999, 1000, 1001, 1998, 1999, 2000, 2001]
     for above, first in ((998, 999), (999, 1000), (1000, 1001), (1999, 2000), (2000, 2001)):
@@ -316,18 +290,12 @@ def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
     found = list(journal.read(files, after=997, previous=checksum, until=1001))
     assert [(s.number, s.step) for s, _ in found] == [(n, n) for n in range(998, 1002)]
     assert [c for _, c in found] == [checksums[n] for n in range(998, 1002)]
-    assert bits(as_batch(1000, journal.read_samples(files, found[2][0]))) == bits(
-        batch_of(1000, [judged])
-    )
     assert journal.read_one(files, 1999).events == (ev.Resumed(1999),)
     assert journal.sample_files(files)[3] == "samples/00001/00001001.parquet"
     # With one missing, reading ends there and says so.
     files.delete(journal.segment_name(2000))
     with pytest.raises(JournalError, match="segment 2000: is missing, but later segments exist"):
         list(journal.read(files, after=1998, previous=checksums[1998]))
-    # A thousand that holds only temporary files, or nothing, is no thousand.
-    files.delete(journal.segment_name(2001))
-    assert journal.last_number(files) == 1999
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -370,8 +338,8 @@ def test_records_of_an_earlier_format_are_one_clear_error(tmp_path: Path, comman
     assert done.exit_code != 0
     assert said.startswith(f"error: {run.url} was recorded in an earlier format, ")
     assert "only format 4 can be read or continued" in said
-    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [
+    assert {path.name for path in tmp_path.glob("old/*")} == {
         "config.json",
         "config.yml",
         "journal",
-    ]
+    }

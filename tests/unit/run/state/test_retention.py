@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from histories import batch_of, group
+from sections import section_with
 
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
@@ -83,13 +83,9 @@ class RecordedSteps:
         return [step for step in found if step is not None]
 
 
-@pytest.fixture(params=["local", "memory"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RecordedSteps]:
-    if request.param == "local":
-        yield RecordedSteps(RunFiles(tmp_path / "run"))
-        return
-    yield RecordedSteps(RunFiles("memory://retention/run"))
-    fsspec.filesystem("memory").store.clear()
+@pytest.fixture
+def run(tmp_path: Path) -> RecordedSteps:
+    return RecordedSteps(RunFiles(tmp_path / "run"))
 
 
 def test_everything_is_kept_unless_the_config_says_otherwise(run: RecordedSteps) -> None:
@@ -258,8 +254,7 @@ class Telling(Silent):
 
 
 def section(**retention: Any) -> RlaxSection:
-    document = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}], "retention": retention}
-    return RlaxSection.model_validate(document | {"trainer": {"name": "silent"}})
+    return section_with(retention=retention, trainer={"name": "silent"})
 
 
 def test_only_a_trainer_that_tells_its_checkpoints_can_have_samples_removed(
