@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import rlax
-from runs import DEADLINE_S, HELPERS, TWO_WORKERS, Run, kill_group, plugins
+from runs import DEADLINE_S, TWO_WORKERS, Run, kill_group, plugins
 from waiting import wait_until
 
 from rlax_plugin.base.errors import RlaxError
@@ -35,7 +35,7 @@ STEPS = 100_000
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     directory = tmp_path_factory.mktemp("watched")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         one = Run(
             directory,
             plugins("blocked_reward"),

@@ -141,7 +141,8 @@ class Troubled:
 def troubled(directory: Path) -> Iterator[Troubled]:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{TESTS}", prepend=os.pathsep)
+        folders = os.pathsep.join((HELPERS, str(TESTS), str(TESTS / "integration")))
+        patch.setenv("PYTHONPATH", folders, prepend=os.pathsep)
         disk = directory / "disk"
         small = stack.enter_context(small_disk(disk))
         one = Troubled(directory, disk=disk, small=small)

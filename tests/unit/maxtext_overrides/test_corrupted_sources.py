@@ -12,7 +12,8 @@ import corrupting
 import pytest
 from processes import python_path
 
-HELPERS, HERE = Path(corrupting.__file__).parent, Path(__file__).parent
+HERE = Path(__file__).parent
+HELPERS = HERE.parents[1] / "helpers"
 TOKENS = HERE.parent / "base" / "tokens"
 
 # Sources that other files of tests refuse, in one process.

@@ -24,7 +24,7 @@ from rlax_plugin.reward.sandbox.layers import Offer, offered
 from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox
 
 HERE = Path(__file__)
-REPOSITORY = HERE.parents[2]
+REPOSITORY = HERE.parents[4]
 SECRET = "the-secret-of-the-run"
 # Small ones: what goes wrong here must not hurt the machine.
 LIMITS = Limits(wall_s=30.0, cpu_s=4, memory_bytes=256 * MIB, processes=16)
@@ -36,7 +36,7 @@ class Driver:
     def __init__(self, user: str):
         command = [sys.executable, str(HERE)]
         if user == "ordinary" and os.geteuid() == 0:
-            command = [sys.executable, str(HERE.with_name("ordinary_user.py")), *command]
+            command = [sys.executable, str(REPOSITORY / "tests/helpers/ordinary_user.py"), *command]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
