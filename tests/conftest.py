@@ -5,22 +5,18 @@ from __future__ import annotations
 import compileall
 import gc
 import os
-import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
-from hypothesis.configuration import set_hypothesis_home_dir
+from leftovers import Leftovers
+from second_chance import SecondChance
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
-
-# Until pytest_configure knows whether tests are run or only collected, which writes nothing.
-WRITES_NO_BYTECODE = sys.dont_write_bytecode
-sys.dont_write_bytecode = True
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -42,7 +38,7 @@ os.environ.update(
 )
 
 
-LEFTOVERS = pytest.StashKey[Any]()  # of leftovers.Leftovers
+LEFTOVERS = pytest.StashKey[Leftovers]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,26 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
     if config.option.second_chance and not hasattr(config, "workerinput"):
-        from second_chance import SecondChance
-
         config.pluginmanager.register(SecondChance())
     state = tempfile.TemporaryDirectory(prefix="rlax-state-")  # token files of servers
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
-    sys.dont_write_bytecode = WRITES_NO_BYTECODE or config.option.collectonly
-    if config.option.collectonly:
-        write_nothing(config)
     # Where PYTHONDONTWRITEBYTECODE is set, as many container images do, each of the hundreds of
     # processes that tests start would compile what it imports of this project again.
-    elif not hasattr(config, "workerinput"):
+    if not (config.option.collectonly or hasattr(config, "workerinput")):
         for package in ("rlax_plugin", "plugins", "maxtext_overrides"):
             compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def load_profile() -> None:
     """A machine that stalls for seconds fails no test, and two runs try the same examples."""
-    from examples import examples  # here, because it is compiled when it is imported
-
     settings.register_profile(
         "rlax",
         deadline=None,
@@ -80,20 +69,6 @@ def load_profile() -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("rlax")
-
-
-def write_nothing(config: pytest.Config) -> None:
-    """Collecting leaves the checkout as it is."""
-    # pytest wrote this file's own bytecode before it executed it.
-    compiled = Path(__file__).parent / "__pycache__"
-    for path in compiled.glob("conftest.*-pytest-*.pyc"):
-        path.unlink(missing_ok=True)
-    if compiled.is_dir() and not any(compiled.iterdir()):
-        compiled.rmdir()
-    # Hypothesis writes the constants of all modules while pytest collects.
-    elsewhere = tempfile.TemporaryDirectory(prefix="rlax-collecting-")
-    config.add_cleanup(elsewhere.cleanup)
-    set_hypothesis_home_dir(elsewhere.name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -135,7 +110,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # collecting the last channel ends that thread, and waits for an operation that a test has left
     # behind: sometimes forever.
     from grpc.aio import init_grpc_aio  # here, because it reads the variables above
-    from leftovers import Leftovers  # compiled when it is imported, as examples.py
 
     init_grpc_aio()
     session.config.stash[LEFTOVERS] = leftovers = Leftovers()

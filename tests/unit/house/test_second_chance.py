@@ -22,7 +22,6 @@ def test_flaky(which, capsys):
         tried.touch()
         assert "the first failure" == "says this"
 """
-BROKEN = "\ndef test_broken():\n    assert 1 == 2\n"
 CRASHES = """
 import os, pathlib, signal
 
@@ -33,6 +32,30 @@ def test_crashes():
         os.kill(os.getpid(), signal.SIGKILL)
 """
 FINE = "\ndef test_fine():\n    pass\n"
+SKIPS = """
+import pathlib, pytest
+
+def test_skips_the_second_time():
+    tried = pathlib.Path("skipped")
+    if tried.exists():
+        pytest.skip("not here")
+    tried.touch()
+    assert False
+"""
+ENDS_BADLY = """
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    yield
+    assert False, "its end fails"
+
+def test_uses_it(shared):
+    pass
+
+def test_is_the_last_of_the_file():
+    pass
+"""
 
 
 class Planted:
@@ -71,80 +94,34 @@ def planted(tmp_path: Path) -> Planted:
     return Planted(tmp_path)
 
 
-def test_a_flake_is_printed_and_does_not_fail_the_run(planted: Planted, tmp_path: Path) -> None:
+def test_flakes_are_printed_and_do_not_fail_the_run(planted: Planted, tmp_path: Path) -> None:
+    """A process that died is a first failure, too."""
     flakes = tmp_path / "flakes"
-    status, said = planted.run(FLAKY.format(count=2), FINE, flakes=flakes)
-    assert status == 0, said
-    assert "FAILURES" not in said and re.search(r"=+ 1 passed, 2 flaky in", said), said
-    _, _, printed = said.partition("= FLAKY =")
-    for which in (0, 1):
-        assert f"FLAKY tests/unit/test_0.py::test_flaky[{which}]\n" in printed
+    status, out = planted.run(FLAKY.format(count=2), CRASHES, FINE, flakes=flakes)
+    assert status == 0, out
+    assert "FAILURES" not in out and re.search(r"=+ [1-3] passed, 3 flaky in", out), out
+    _, _, printed = out.partition("= FLAKY =")
+    for test in ("test_0.py::test_flaky[0]", "test_0.py::test_flaky[1]", "test_1.py::test_crashes"):
+        assert f"FLAKY tests/unit/{test}\n" in printed
     assert printed.count("AssertionError: assert 'the first failure' == 'says this'") >= 2
-    assert flakes.read_text().count("\nFLAKY ") == 1 and "says this" in flakes.read_text()
+    assert flakes.read_text().count("FLAKY ") == 3 and "says this" in flakes.read_text()
 
 
-def test_a_process_that_died_is_a_first_failure(planted: Planted) -> None:
-    status, said = planted.run(CRASHES, FINE)
-    assert status == 0, said
-    assert "FLAKY tests/unit/test_0.py::test_crashes\n" in said
-    assert re.search(r"=+ [12] passed, 1 flaky in", said), said
-
-
-def test_one_that_fails_twice_fails_the_run(planted: Planted) -> None:
-    status, said = planted.run(FLAKY.format(count=1), BROKEN)
-    assert status == 1, said
-    assert "FLAKY tests/unit/test_0.py::test_flaky[0]\n" in said
-    assert re.search(r"=+ 1 failed, 1 flaky in", said), said
-
-
-SKIPS = """
-import pathlib, pytest
-
-def test_skips_the_second_time():
-    tried = pathlib.Path("skipped")
-    if tried.exists():
-        pytest.skip("not here")
-    tried.touch()
-    assert False
-"""
-ENDS_BADLY = """
-import pytest
-
-@pytest.fixture(scope="module")
-def shared():
-    yield
-    assert False, "its end fails"
-
-def test_uses_it(shared):
-    pass
-
-def test_is_the_last_of_the_file():
-    pass
-"""
-
-
-def test_what_is_skipped_or_fails_at_the_end_of_its_file_has_not_passed(planted: Planted) -> None:
-    status, said = planted.run(SKIPS, ENDS_BADLY)
-    assert status == 1 and "FLAKY" not in said, said
-    assert re.search(r"=+ 1 failed, 2 passed, 1 error in", said), said
+def test_only_what_passes_alone_is_a_flake(planted: Planted) -> None:
+    """Not what is skipped then, nor what fails again where its file ends."""
+    status, out = planted.run(FLAKY.format(count=1), SKIPS, ENDS_BADLY)
+    assert status == 1, out
+    assert out.count("\nFLAKY ") == 1 and "FLAKY tests/unit/test_0.py::test_flaky[0]\n" in out
+    assert re.search(r"=+ 1 failed, 2 passed, 1 error, 1 flaky in", out), out
 
 
 def test_more_than_three_are_not_tried_again(planted: Planted, tmp_path: Path) -> None:
-    status, said = planted.run(FLAKY.format(count=4))
-    assert status == 1 and "4 tests failed, more than 3: none is tried again" in said, said
-    assert re.search(r"=+ 4 failed in", said), said
-    # Those of an earlier run of pytest count, if both belong together.
+    """Those of an earlier run of pytest count, if both belong together."""
     flakes = tmp_path / "flakes"
     flakes.write_text("FLAKY tests/a.py::test_a\n  FLAKY as a failure says\nFLAKY tests/b.py::b\n")
-    for tried in tmp_path.glob("tried*"):
-        tried.unlink()
-    status, said = planted.run(FLAKY.format(count=2), flakes=flakes)
-    assert status == 1 and "4 tests failed, more than 3: none is tried again" in said, said
-
-
-def test_a_file_that_cannot_be_imported_fails_the_run(planted: Planted) -> None:
-    status, said = planted.run("import nothing_of_that_name", FINE)
-    assert status not in (0, 5) and "nothing_of_that_name" in said, said
+    status, out = planted.run(FLAKY.format(count=2), flakes=flakes)
+    assert status == 1 and "4 tests failed, more than 3: none is tried again" in out, out
+    assert re.search(r"=+ 2 failed in", out), out
 
 
 LEAVES = """
@@ -175,13 +152,14 @@ def test_is_the_last():
 
 
 def test_what_a_test_leaves_is_named_with_it(planted: Planted) -> None:
-    status, said = planted.run(LEAVES)
-    assert status == 1, said
-    left = re.findall(r"left: (process|<Thread|'/)(.*) of tests/unit/test_0.py::(\w+)", said)
-    assert sorted({(kind, test) for kind, _, test in left}) == [  # and again, with the whole file
+    """Beside a file that cannot be imported nothing is tried again, and the run fails."""
+    status, out = planted.run(LEAVES, "import nothing_of_that_name")
+    assert status not in (0, 5) and "nothing_of_that_name" in out and "again, alone" not in out, out
+    left = re.findall(r"left: (process|<Thread|'/)(.*) of tests/unit/test_0.py::(\w+)", out)
+    assert sorted({(kind, test) for kind, _, test in left}) == [
         ("'/", "test_makes_a_file_and_a_thread"),
         ("<Thread", "test_makes_a_file_and_a_thread"),
         ("process", "test_begins_a_process"),
         ("process", "test_begins_one_whose_parent_ends"),
-    ], said
-    assert "left-behind" in said and "time.sleep(600)" in said
+    ], out
+    assert "left-behind" in out and "time.sleep(600)" in out
