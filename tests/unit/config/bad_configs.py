@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HUGE = 10**12
-
 
 @dataclass(frozen=True)
 class Bad:
@@ -42,11 +40,9 @@ def bad_file(key: str, text: str, file: str) -> Bad:
 
 NAMES = [
     bad("run_name", "without /", "run_name=../x"),
-    bad("run_name", "without /", "run_name=../../x"),
     bad("run_name", "without \\", r"run_name=a\b"),
     bad("run_name", "dot", "run_name=.."),
     bad("run_name", "control characters", 'run_name="a\\nb"'),
-    bad("run_name", "control characters", 'run_name="right\\u202eleft"'),
     bad("run_name", "it has U+200B (ZERO WIDTH SPACE)", 'run_name="a\\u200b"'),
     bad("run_name", "surrogate", 'run_name="\\ud800"'),
     bad("run_name", "at most 128 bytes, but has 130", f"run_name={'é' * 65}"),
@@ -70,60 +66,26 @@ NUMBERS = [
         "rlax.trainer={name: maxtext, warm_start: {pass_at_1_from: 28}}",
     ),
     bad("rlax.deadlines.group_s", "less than or equal", "rlax.deadlines.group_s=1e300"),
-    bad("rlax.deadlines.reward_s", "greater than 0", "rlax.deadlines.reward_s=0"),
-    bad("rlax.objective.grad_1.high", "finite", "rlax.objective.grad_1.high=.nan"),
-    bad("rlax.rewards.0.cost", "finite", "rlax.rewards=[{name: length, cost: .nan}]"),
-    bad("rlax.rollouts.max_new_tokens", "2147483647", f"rlax.rollouts.max_new_tokens={HUGE}"),
     bad(
         "rlax.rollouts.max_new_tokens",
         "this machine has",
         "rlax.rollouts.max_new_tokens=2_000_000_000",
     ),
-    bad(
-        "rlax.rollouts.groups_per_step",
-        "this machine has",
-        "rlax.rollouts.groups_per_step=1_000_000_000",
-    ),
     bad("rlax.batches.rows", "this machine has", "rlax.batches.rows=2_000_000_000"),
     bad("rlax.seed", "64 bits", f"rlax.seed={10**30}"),
     bad("rlax.seed", "not valid YAML", f"rlax.seed={'9' * 5000}"),
-    bad("rlax.seed", "64 bits", f"rlax.seed=0x{'f' * 5000}"),
-    bad("rlax.seed", "greater than or equal", "rlax.seed=-1"),
     bad("rlax.launcher.workers", "1024", "rlax.launcher.workers=1_000_000"),
-    bad("rlax.network.port", "65535", "rlax.network.port=65536"),
-    bad("steps", "at most 2147483647", f"steps={HUGE}"),
-    bad("steps", "whole number", "steps=.nan"),
-    bad("steps", "whole number", "steps=0"),
 ]
 
 TYPES = [
-    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size='4'"),
-    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size=true"),
-    bad("rlax.rollouts.ignore_stop", "true or false", "rlax.rollouts.ignore_stop=1"),
-    bad("rlax.rollouts.on_new_weights", "finish", "rlax.rollouts.on_new_weights=stop"),
-    bad("rlax.rewards", "at least one", "rlax.rewards=[]"),
     bad("rlax.rewards", "is a list", "rlax.rewards={name: even}"),
-    bad("rlax.rollouts", "mapping", "rlax.rollouts=[]"),
-    bad("rlax", "mapping of keys", "rlax=3"),
     bad("rlax.weights.path", "text", "rlax.weights.path=3"),
     bad("rlax.weights.path", "control characters", 'rlax.weights.path="a\\0b"'),
     bad("rlax.state_dir", "control characters", 'rlax.state_dir="a\\nb"'),
-    bad("rlax.network.advertised_host", "must be set", "rlax.network.host=0.0.0.0"),
-    bad("rlax.network.host", "an address of this machine", "rlax.network.host='unix:x'"),
-    bad("rlax.network.tls.key", "must be set with", "rlax.network.tls={certificate: c, ca: a}"),
-    bad(
-        "rlax.network.prometheus_token_file",
-        "must be given",
-        "rlax.network={host: 10.0.0.7, prometheus_port: 0}",
-    ),
-    bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server=nonsense"),
     bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server='a b:1'"),
-    bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server=h:99999"),
 ]
 
 UNKNOWN = [
-    bad("rlax.rolouts", "did you mean 'rollouts'", "rlax.rolouts.slots=4"),
-    bad("rlax.rollouts.groupsize", "did you mean 'group_size'", "rlax.rollouts.groupsize=4"),
     bad("rlax.trainer.nam", "unknown key", "rlax.trainer={nam: bigram}"),
     bad("rlax.trainer.warm_start", "unknown key", "rlax.trainer.warm_start.enabled=true"),
     bad(
@@ -138,7 +100,6 @@ UNKNOWN = [
     ),
     bad("rlax.trainer.name", "no plug-in", "rlax.trainer.name=bigramm"),
     bad("rlax.launcher.workers", "unknown key", "rlax.launcher={name: static, workers: 2}"),
-    bad("rlax.objective.preset", "no plug-in", "rlax.objective.preset=gpro"),
     bad("rlax.plugins", "no plug-in or module", "rlax.plugins=[nowhere]"),
     bad("rlax.plugins", "named by its entry point or module", "rlax.plugins=[../../x]"),
     bad("rlax.plugins", "implements no hook", "rlax.plugins=[json]"),
@@ -158,7 +119,6 @@ CONTRADICTIONS = [
     bad("rlax.rollouts.top_k", "must be 0 to train", "rlax.rollouts.top_k=5"),
     bad("rlax.rollouts.top_p", "must be 1.0 to train", "rlax.rollouts.top_p=0.9"),
     bad("rlax.rollouts.temperature", "above 0 to train", "rlax.rollouts.temperature=0"),
-    bad("rlax.staleness.max_staleness", "at least reload_every", "rlax.staleness.reload_every=2"),
     bad("rlax.objective.mini_batches", "must divide", "rlax.objective.mini_batches=5"),
     bad(
         "steps",
@@ -230,9 +190,7 @@ CONTRADICTIONS = [
 
 # {tmp} holds the file ``file`` and nothing called ``missing``.
 PLACES = [
-    bad("base_output_directory", "is a file", "base_output_directory={tmp}/file"),
     bad("base_output_directory", "is a file", "base_output_directory={tmp}/file/below"),
-    bad("base_output_directory", "is a file", "base_output_directory=/dev/null/x"),
     bad("base_output_directory", "name too long", f"base_output_directory={{tmp}}/{'d' * 300}"),
     bad("base_output_directory", "is a link to nothing", "base_output_directory={tmp}/dangling"),
     bad("rlax.state_dir", "is a file", "rlax.state_dir={tmp}/file"),
@@ -251,23 +209,14 @@ PLACES = [
 ]
 
 COMMAND_LINE = [
-    bad("command line", "must be key=value", "rlax.seed"),
     bad("command line", "must be key=value", "rlax..seed=1"),
-    bad("command line", "must be key=value", "=1"),
-    bad("rlax.plugins", "not valid YAML", "rlax.plugins=[a"),
-    bad("rlax.rewards", "can only be set as a whole", "rlax.rewards.0.name=x"),
-    bad("rlax.weights.path", "interpolation", "rlax.weights.path=${run_name}"),
     bad("run_name", "interpolation", "run_name=${oc.env:HOME}"),
-    bad("rlax.seed", "not valid YAML", "rlax.seed=!!int x"),
     bad("rlax.seed", "not valid YAML", "rlax.seed=!!python/object/apply:os.system [id]"),
-    bad("rlax.prompt_source", "deeper than", f"rlax.prompt_source={'[' * 100}{']' * 100}"),
     bad("rlax.prompt_source", "deeper than", f"rlax.prompt_source={'[' * 1000}{']' * 1000}"),
 ]
 
 FILES = [
     bad_file("{config}", "found undefined alias", "x: *nowhere"),
-    bad_file("{config}", "appears twice", "steps: 3"),
-    bad_file("{config}", "not valid YAML", "a: [1, 2"),
     bad_file("{config}", "not valid YAML", "\tx: 1"),
     bad_file("{config}", "not valid YAML", "x: \x00"),
     bad_file("{config}", "a key must be text", "? [a, b]\n: 1"),
@@ -284,13 +233,10 @@ FILES = [
         ),
     ),
     bad_file("{config}: the key 1", "must be text", "1: x"),
-    bad_file("{config}: the key None", "must be text", "~: x"),
     bad_file("{config}: the key '\\x1b[31m'", "must be text", '"\\e[31m": x'),
     bad_file("x", "64 bits", f"x: {10**40}"),
     bad_file("x", "not <class 'bytes'>", "x: !!binary aGk="),
-    bad_file("base_config", "no such file", "base_config: lost.yml"),
     bad_file("base_config", "no such file", f"base_config: {'l' * 3000}.yml"),
-    bad_file("base_config", "is based on itself", "base_config: run.yml"),
 ]
 
 ALL = NAMES + NUMBERS + TYPES + UNKNOWN + CONTRADICTIONS + PLACES + COMMAND_LINE + FILES
