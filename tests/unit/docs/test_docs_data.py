@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,11 +34,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_config(directory: Path, name: str, **options: Any) -> None:
+def write_config(directory: Path, name: str) -> None:
     """The page's prompt source in a config whose other keys are those of the toy runs."""
     config = yaml.safe_load((ROOT / "tests/configs/testing.yml").read_text())
     config["rlax"] |= CONFIGS[name]["rlax"]
-    config["rlax"]["prompt_source"] |= options
     config["rlax"]["rollouts"]["max_prompt_tokens"] = 2000
     config |= {"tokenizer_path": "model", "tokenizer_type": "huggingface"}
     (directory / "mine.yml").write_text(yaml.safe_dump(config))
@@ -92,25 +90,3 @@ def test_the_mixture(directory: Path) -> None:
     assert {one["name"] for one in found["splits"]["test"]["domains"]} == {"sums"}
     assert [one["text"].split()[0] for one in found["prompts"][:3]] == ["sums", "sums", "words"]
     assert "Answer with one word." in found["prompts"][2]["rendered"]
-
-
-def test_the_tasks_of_reasoning_gym(directory: Path) -> None:
-    write_config(directory, "reasoning_gym", size=30)
-    found = json.loads(shown("prompts", "mine.yml", "--json", "--split", "train"))
-    names = {one["name"]: one["weight"] for one in found["splits"]["train"]["domains"]}
-    assert names == {"countdown": 0.5, "leg_counting": 0.25, "knights_knaves": 0.25}
-    assert "Put your answer between <answer> and </answer>." in found["prompts"][0]["rendered"]
-
-
-def test_a_directory_of_the_library_datasets(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import datasets
-
-    rows = datasets.Dataset.from_list([{"question": "1+1?", "answer": "2"}])
-    more = datasets.Dataset.from_list([{"question": "1+2?", "answer": "3"}])
-    saved = datasets.DatasetDict({"train": rows, "test": more})
-    saved.save_to_disk(str(directory / "gsm8k"))
-    write_config(directory, "hf", dataset="gsm8k", subset="", revision="")
-    found = json.loads(shown("prompts", "mine.yml", "--json"))
-    assert [one["reference"] for one in found["prompts"]] == ["2", "3"]

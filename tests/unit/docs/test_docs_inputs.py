@@ -1,4 +1,4 @@
-"""The pages list the inputs of a slot, with shapes, and say what the toy policy can say."""
+"""docs/objectives.md lists the inputs of a slot, with shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from installs import on_path, write
 
 from rlax_plugin.api import TokenInputs
 from rlax_plugin.config.schedules import Schedule
-from rlax_plugin.testing import evaluate_objective, policy, task
+from rlax_plugin.testing import evaluate_objective
 
 SECTION = sections(read("objectives.md"), 2)["The inputs of a slot"]
 ROWS = re.findall(r"^\| `(\w+)(?:\(\w*\))?` \| ([^|]+) \| [^|]+ \|$", SECTION, re.MULTILINE)
@@ -80,21 +80,3 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return "int, not traced"
     return f"{ {(2, 3): '[rows, length]', (): 'scalar'}[value.shape] }, {value.dtype}"
-
-
-def test_what_the_toy_policy_can_say_is_written_where_it_is_used() -> None:
-    told = " ".join(sections(read("writing_plugins.md"), 3)["The toy policy"].split())
-    source = task.Numbers(task.NumbersConfig())
-    texts = {split: [p.text for p in source.prompts(split)] for split in ("train", "validation")}
-    ends = {split: f"`{found[0]}` to `{found[-1]}`" for split, found in texts.items()}
-    assert f"{ends['train']} for training, {ends['validation']} and" in told
-    assert all(p.reference == p.text for p in source.prompts("train"))
-    assert f"has {task.VOCABULARY} tokens: padding, stop, the 10 digits, and the letters" in told
-    assert set(task.CHARACTERS) == {c for c in map(chr, range(128)) if c.isalnum()}
-    (example,) = re.findall(r"digits and letters, such as `(\w+)`", told)
-    assert task.decode(task.encode(example)) == example
-    probability = np.exp(policy.log_probs(policy.initial_weights(0), np.arange(task.VOCABULARY)))
-    (stops,) = re.findall(r"stop token follows with a probability of about (0\.\d)", told)
-    assert round(float(probability[:, task.STOP].mean()), 1) == float(stops)
-    for page in ("environments.md", "judges.md"):
-        assert "(writing_plugins.md#the-toy-policy)" in read(page)

@@ -60,25 +60,6 @@ def test_the_verifier_of_the_page_scores_the_run_of_the_page(tmp_path: Path) -> 
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
-@pytest.mark.slow
-def test_the_verifier_of_the_page_listens_on_a_socket(tmp_path: Path) -> None:
-    page = PAGE["A verifier"]
-    (program, end), (config, changes) = fences(page, "python"), fences(page, "yaml")
-    whole = yaml.safe_load(config)
-    whole["rlax"]["rewards"] = yaml.safe_load(changes)["rlax"]["rewards"]
-    (tmp_path / "verifier.py").write_text(program.rpartition("Threading")[0] + end)
-    (tmp_path / "verified.yml").write_text(yaml.safe_dump(whole))
-    (tmp_path / "private").mkdir(0o700)
-    with subprocess.Popen([sys.executable, "verifier.py"], cwd=tmp_path) as verifier:
-        try:
-            wait_until((tmp_path / "private/verifier.sock").exists)
-            said = shell(tmp_path, "rlax check verified.yml")
-        finally:
-            verifier.kill()
-    assert "http://verifier/ gave a trial sample, a right answer, 1 in" in " ".join(said.split())
-    assert "can take its port" not in said
-
-
 def test_every_option_is_explained() -> None:
     text = read("judges.md")
     assert [name for name in JudgeConfig.model_fields if f"`{name}`" not in text] == []

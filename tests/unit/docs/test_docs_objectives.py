@@ -34,33 +34,6 @@ def test_the_tables_are_those_of_the_code() -> None:
     )
 
 
-def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
-    registry = registry_for(section_of({}))
-    assert "Alone it is only a mask" in reference.part_text(registry, "correction", "icepop")
-    option = registry.offers["correction"]["icepop"].extension.config_class.model_fields["high"]
-    assert (
-        "kept ones are not multiplied by m, unlike in verl" in option.description
-    )  # in `rlax explain`
-    found = evaluate_objective(
-        {"preset": "aipo", "corrections": [{"name": "icepop"}]},
-        logprobs_bt=np.log([[0.3], [0.6]]),  # m = 3 stays, m = 6 does not
-        behaviour_logprobs_bt=np.log([[0.1], [0.1]]),
-        rewards_b=[1, 0],
-        mask_bt=[[1], [1]],
-        group_size=2,
-    )
-    np.testing.assert_allclose(found.weights_bt, [[2 / 2], [0]], rtol=1e-6)  # min(3, rho = 2) / G
-
-
-def test_every_part_says_what_it_is_and_what_its_options_mean() -> None:
-    registry = registry_for(section_of({}))
-    for kind in (kind.name for kind in ALL if kind.fills_slot):
-        for name, offer in registry.offers[kind].items():
-            assert reference.part_text(registry, kind, name), f"{kind} {name}"
-            for option, field in offer.extension.config_class.model_fields.items():
-                assert field.description, f"{kind} {name}.{option}"
-
-
 def test_every_metric_has_its_formula() -> None:
     corrections = ("truncated_importance_sampling", "icepop", "sequence_mask", "veto")
     together = {
@@ -154,26 +127,6 @@ def test_a_new_objective_needs_no_change_here(sapo) -> None:
     gate = 1 / (1 + np.exp(-np.array([[1.0], [1.0], [2.0]]) * (ratio - 1)))
     expected = -np.array([[1.0], [0], [-1.0]]) * 4 * ratio * gate * (1 - gate) / 3
     np.testing.assert_allclose(found.grad_bt, expected, rtol=1e-5)
-
-
-def test_it_is_checked_and_explained_like_a_built_in_one(sapo) -> None:
-    plugins = ", ".join((*sapo, "rlax_plugin.testing", "rlax_curation", "rlax_launchers"))
-    config = (str(DOCS.parent / "tests/configs/testing.yml"), f"rlax.plugins=[{plugins}]")
-
-    def check(objective: str) -> Result:
-        command = ["check", "--fast", *config, f"rlax.objective={objective}"]
-        return CliRunner().invoke(app, command)
-
-    result = check("{preset: sapo, grad_1: {name: soft_gate, tau_low: 1.1}}")
-    assert result.exit_code == 0, result.output
-    assert (
-        "unknown key; did you mean 'tau_low'?"
-        in check("{preset: sapo, grad_1: {name: soft_gate, taulow: 1}}").output
-    )
-    assert (
-        "by the policy's ratio more than once"
-        in check("{preset: sapo, importance_weight: {name: truncated}}").output
-    )
 
 
 def test_its_commands_do_what_the_page_says(sapo) -> None:

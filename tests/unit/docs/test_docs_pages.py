@@ -179,26 +179,6 @@ def test_files_that_are_named_exist(page: Path) -> None:
 # The glossary and the map of modules.
 
 
-def test_the_glossary_is_in_order_and_speaks_of_the_code() -> None:
-    entries = re.findall(r"^\*\*(.+?)\*\*: (.*)$", read("glossary.md"), re.MULTILINE)
-    terms = [term for term, _ in entries]
-    assert len(terms) > 60 and terms == sorted(terms, key=str.lower)
-    code = "\n".join(path.read_text() for path in SOURCES).lower()
-    keys = {k.key for s in config_sections() for k in s.keys} | {s.title for s in config_sections()}
-    unknown = {
-        span
-        for _, text in entries
-        for span in re.findall(r"`([^`]+)`", text)
-        if span not in keys
-        and span.lower() not in code
-        and span.split(".")[-1].lower() not in code
-        and not any((ROOT / folder / span).exists() for folder in ("", "rlax_plugin"))
-    }
-    assert not unknown
-    strange = [t for t in terms if not all(w in code for w in re.findall(r"\w+", t.lower()))]
-    assert strange == []
-
-
 def test_the_glossary_has_every_record_and_section() -> None:
     glossary = read("glossary.md")
     records = [

@@ -51,14 +51,6 @@ def shell(folder: Path, script: str, settings: Mapping[str, str] = {}) -> str:
     return result.stdout
 
 
-def config_with(changes: str, folder: Path, **top: object) -> str:
-    """The page's config with the keys of one of its later blocks."""
-    section = CONFIG["rlax"] | yaml.safe_load(changes)["rlax"]
-    path = folder / "changed.yml"
-    path.write_text(yaml.safe_dump(CONFIG | top | {"rlax": section}))
-    return str(path)
-
-
 def test_the_first_file_is_checked_and_trains(tmp_path: Path) -> None:
     (tmp_path / "length_reward.py").write_text(fences(REWARD, "python")[0])
     (tmp_path / "try.yml").write_text(fences(REWARD, "yaml")[0])
@@ -94,22 +86,6 @@ def test_the_wheel_is_a_plug_in_by_its_entry_point(installed: tuple[Path, str]) 
     rows = told.split("installed plug-ins")[1]
     assert re.search(r"rlax_brief +reward: brief +rlax-brief +0\.1\.0", rows)
     assert "objective: brief_grpo" in rows
-
-
-def test_the_installed_wheel_trains(installed: tuple[Path, str], tmp_path: Path) -> None:
-    target, _ = installed
-    path = config_with(fences(PACKAGE, "yaml")[0], tmp_path, run_name="testing")
-    with pytest.MonkeyPatch.context() as patch, on_path(target):
-        patch.setenv("PYTHONPATH", str(target), prepend=os.pathsep)
-        run = Run(tmp_path, config=path)
-        told = rlax("plugins", "--json", path)
-        status, out = run.end()
-    assert status == 0, out
-    used = {row["key"]: row for row in json.loads(told.stdout)["used"]}
-    assert used["rlax.rewards.0"]["distribution"] == "rlax-brief"
-    assert used["rlax.objective.preset"]["plugin"] == "rlax_brief"
-    rewards = [step["reward/mean"] for step in run.steps()]
-    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.05
 
 
 def test_the_command_for_the_demo_names_parts_that_exist(installed: tuple[Path, str]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from command_line import rlax
 from documents import fences, read, sections
+from installs import on_path
 
 PAGE = sections(read("your_reward.md"), 2)
 TRY, OWN = PAGE["Try it: rlax score"], PAGE["Write your own"]
@@ -36,20 +37,14 @@ def folder(tmp_path_factory) -> Path:
 
 def told(folder: Path, line: str, status: int = 0) -> str:
     """What a command of the page prints, without trailing spaces."""
-    words = shlex.split(line)
-    assert words[0] == "rlax"
-    script = (
-        f"PYTHONPATH=.:$PYTHONPATH {shlex.join([sys.executable, '-m', 'rlax_plugin', *words[1:]])}"
-    )
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=os.environ | {"TMPDIR": str(folder)},  # the log of a reward that failed is kept
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == status, done.stderr
+    command, *words = shlex.split(line)
+    assert command == "rlax"
+    with pytest.MonkeyPatch.context() as patch, on_path(folder):
+        patch.chdir(folder)
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setattr(tempfile, "tempdir", str(folder))  # the log of a reward that failed is kept
+        done = rlax(*words)
+    assert done.exit_code == status, done.output
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
 
