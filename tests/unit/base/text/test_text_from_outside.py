@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import re
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from dispatching import declared
+from dispatching import answer, join, make, run
 from histories import History
 from rich.panel import Panel
 from rich.table import Table
@@ -23,9 +22,8 @@ from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.text.terminal import HarmlessConsole
 from rlax_plugin.base.types import Rejected, Unscored, group_of
-from rlax_plugin.config import Deadlines, Rollouts
+from rlax_plugin.config import Rollouts
 from rlax_plugin.data.prompts.checking import checked_prompts
-from rlax_plugin.rollout.fleet.fleet import Fleet
 from rlax_plugin.rollout.fleet.identities import figures, malformed
 from rlax_plugin.rollout.fleet.requests import single_turn
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -90,14 +88,6 @@ def test_completions_are_made_harmless():
     assert one.text == SHOWN * 2
 
 
-def fleet() -> Fleet:
-    return Fleet(
-        deadlines=Deadlines(),
-        config_hash="abc",
-        parameter_server="127.0.0.1:1",
-    )
-
-
 @pytest.mark.parametrize("name", ["", "a\nb", NASTY, "x" * 129])
 def test_a_worker_with_a_name_that_is_none_is_rejected(name):
     request = pb.RegisterRequest(worker=name, address="x:1", process="p")
@@ -118,23 +108,14 @@ def test_no_worker_looks_like_another(name, hidden):
 
 def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
     async def main():
-        workers = fleet()
-        await workers.Register(
-            pb.RegisterRequest(
-                worker="a",
-                address="x:1",
-                capabilities=declared(1),
-                config_hash="abc",
-                process="p",
-            ),
-            None,
-        )
+        workers, _, _ = make()
+        await join(workers, "a", answer)
         request = pb.DeregisterRequest(worker="a", process="p", quarantine=NASTY + "\n" * 2000)
         await workers.Deregister(request, None)
-        assert workers.identities.quarantined["a"].startswith(SHOWN + r"\n\n")
-        assert len(workers.identities.quarantined["a"]) < 1100
+        reason = workers.identities.quarantined["a"]
+        assert reason.startswith(SHOWN + r"\n\n") and len(reason) < 1100
 
-    asyncio.run(main())
+    run(main)
 
 
 def test_details_of_a_failed_call_are_one_short_line():
