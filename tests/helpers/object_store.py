@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ _UPLOADING = ".uploading-"  # prefix of files that are no objects yet
 def calls(path: str | os.PathLike[str]) -> Counter[str]:
     """Number of calls of each kind by the processes that had ``CALLS`` set to ``path``.
 
-    Kinds: get, put, list, info, delete, copy; and rejected, which a test wants to be 0.
+    Kinds: get, put, list, info, delete; and rejected, which a test wants to be 0.
     """
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return Counter(line.split(" ", 1)[0] for line in lines)
@@ -104,28 +103,8 @@ class ObjectStore(AbstractFileSystem):
                 _count("delete", _name(file))
                 file.unlink(missing_ok=True)
 
-    def rm_file(self, path: str) -> None:
-        self.rm(path)
-
-    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
-        _count("copy", target)
-        if not _file(source).is_file():
-            raise FileNotFoundError(source)
-        with _file(source).open("rb") as reader, _Upload(_file(target)) as upload:
-            shutil.copyfileobj(reader, upload)
-
     def mv(self, path1: str, path2: str, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse("rename", path1)
-
-    def modified(self, path: str) -> Any:
-        return self.info(path)["mtime"]
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Does nothing, because there are no directories."""
-
-    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Does nothing, because there are no directories."""
 
     def _info(self, name: str) -> dict[str, Any]:
         file = _file(name)
