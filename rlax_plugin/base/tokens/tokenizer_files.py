@@ -6,6 +6,7 @@ with the names of the files. After, for ids that it has changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -59,7 +60,7 @@ def read(directory: Path) -> Contents:
         raise FilesError(
             "has no tokenizer.json, and no other file of a tokenizer, such as tokenizer.model"
         )
-    check_places(directory, [*directory.iterdir(), *directory.glob("additional_chat_templates/*")])
+    check_places(directory, _paths(directory))
     found = {name: _object(directory / name) for name in _OBJECTS if (directory / name).is_file()}
     for path in (*directory.glob("*.model"), *directory.glob("*.spm")):
         if (fault := next(growth_faults_of_model(_bytes(path)), None)) is not None:
@@ -68,6 +69,26 @@ def read(directory: Path) -> Contents:
         if name in found and (fault := next(check(found[name]), None)) is not None:
             raise FilesError(f"{name} {fault}")
     return found
+
+
+def digest(directory: Path) -> str:
+    """Returns a hash of the names and bytes of all files that a tokenizer may be read from."""
+    whole = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for path in _paths(directory) if _is_read(path) and path.is_file()):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(directory)} {content}\n".encode(errors="replace"))
+    return whole.hexdigest()
+
+
+def _paths(directory: Path) -> list[Path]:
+    return [*directory.iterdir(), *directory.glob("additional_chat_templates/*")]
+
+
+def _is_read(path: Path) -> bool:
+    """True if its name is one that a tokenizer may be read from."""
+    is_index = path.name.endswith(_INDEX)
+    return path.suffix in _KINDS and not is_index and not _PAPERS.match(path.name)
 
 
 def check_places(directory: Path, paths: Iterable[Path]) -> None:
@@ -89,9 +110,7 @@ def check_places(directory: Path, paths: Iterable[Path]) -> None:
     caches = [one.parent / "blobs" for one in Path(home).parents if one.name == "snapshots"][:1]
     for path in sorted(paths):
         name = path.relative_to(directory)
-        if path.suffix not in _KINDS or path.name.endswith(_INDEX) or _PAPERS.match(path.name):
-            continue
-        if path.is_dir() or not path.exists():  # the library reads neither
+        if not _is_read(path) or path.is_dir() or not path.exists():  # the library reads neither
             continue
         target = Path(os.path.realpath(path))
         is_blob = _HASH.fullmatch(target.name) and any(

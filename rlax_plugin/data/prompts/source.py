@@ -26,6 +26,7 @@ from rlax_plugin.base.errors import ConfigError, DeadlineError, RlaxError, alter
 from rlax_plugin.base.files.private import check_private, make_private
 from rlax_plugin.base.processes.asked import AskedProcess, EndedError, with_this_path
 from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.tokens import tokenizer_files
 from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.config.user_directories import cache_home
@@ -272,6 +273,7 @@ def _request(source: DatasetSource) -> dict[str, Any]:
         "config": source.config.model_dump(mode="json"),
         "tokenizer": {
             "directory": str(tokenizer.directory),
+            "digest": tokenizer_files.digest(tokenizer.directory),
             "key": "tokenizer_path",
             "arguments": dict(source.config.template_arguments),
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -12,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from data_sets import Listed, jsonl, listed, tokenizer, write_lines
+from small_tokenizers import byte_fallback, byte_level
 from waiting import wait_until
 
-from rlax_plugin.api import ConfigError, DeadlineError, PromptTable, RlaxError
+from rlax_plugin.api import ConfigError, DeadlineError, PromptTable, RlaxError, Tokenizer
 
 ROWS = [{"question": f"{n}?", "answer": n} for n in range(600)]
 
@@ -57,6 +59,25 @@ def test_it_is_prepared_once_and_then_opened(
     os.utime(file, ns=(1, 1))
     assert jsonl(file, held_out={"test": 0.1}).prompts("train").digest == train.digest
     assert len(started) == 3 and all(one.returncode is not None for one in started)
+
+
+def test_other_files_of_the_tokenizer_or_other_libraries_prepare_it_anew(
+    tmp_path: Path, started: list[subprocess.Popen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, model = write_lines(tmp_path / "a.jsonl", ROWS[:3]), tmp_path / "model"
+
+    def prepared() -> PromptTable:
+        return jsonl(file, tokens=Tokenizer.load(model, "tokenizer_path")).prompts("train")
+
+    byte_level(model)
+    before = prepared()
+    byte_fallback(model)  # in its place
+    assert prepared().digest != before.digest and len(started) == 2
+    versions = {name: importlib.metadata.version(name) for name in ("tokenizers", "transformers")}
+    for library in versions:
+        monkeypatch.setattr(importlib.metadata, "version", {**versions, library: "9.9"}.get)
+        assert len(prepared()) == 3
+    assert len(started) == 4
 
 
 def test_what_was_not_opened_for_long_is_removed(cache: Path) -> None:
