@@ -1,7 +1,7 @@
 """Engine, reward and trainer ``faulty``: the toys of ``rlax_plugin.testing``, which fail as told.
 
 The engine may not be built, or holds wrong weights: between a store and an engine they are damaged
-in the ways that the checks of weights find. The reward hangs or raises for one prompt, and the
+in the ways that the checks of weights find. The reward raises for one prompt, and the
 trainer fails at one step.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from rlax_plugin.api import BuildContext, Extension, Prompt, Section, WorkerError, hookimpl
 from rlax_plugin.base.files.run_files import RunFiles
@@ -163,20 +163,15 @@ def _with_wrong_table(loaded: Loaded) -> Loaded:
 
 
 class FaultyRewardConfig(Section):
-    """Texts of the prompts for which the reward does not return, or raises; empty: none."""
-
-    hang_on: str = ""
-    raise_on: str = ""
+    raise_on: str = Field(default="", description="text of the prompt for which it raises")
 
 
 class FaultyReward(Even):
     def __init__(self, config: FaultyRewardConfig):
-        self._texts = config
+        self._raise_on = config.raise_on
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        if prompt.text == self._texts.hang_on:
-            time.sleep(3600)
-        if prompt.text == self._texts.raise_on:
+        if prompt.text == self._raise_on:
             raise ValueError("cannot judge this")
         return super().__call__(prompt, completion)
 

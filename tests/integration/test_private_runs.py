@@ -73,7 +73,7 @@ def watched() -> Iterator[Watched]:
     write_lines(place / "rows.jsonl", ROWS)
     trap = plant(place)
     source = {
-        "name": "toy_jsonl",
+        "name": "jsonl",
         "path": "rows.jsonl",
         "held_out": {"test": 0.3},
         "tokenizer": "model",
@@ -88,7 +88,7 @@ def watched() -> Iterator[Watched]:
             patch.setenv("TMPDIR", str(place / "tmp"))
             run = Run(
                 place,
-                plugins("chat_numbers", "toy_data"),
+                plugins("chat_numbers"),
                 f"rlax.prompt_source={json.dumps(source)}",
                 "rlax.rewards=[{name: digits}, {name: python_tests}, {name: math_verify}]",
                 "rlax.environment={name: calculator, begin: '', end: '', result: '', after: '', "
