@@ -20,7 +20,12 @@ from other_user_calls import CALL_S
 
 USER = 65_534
 _HERE = Path(__file__).parent
-_BECOMES = (sys.executable, str(_HERE.parent / "helpers/ordinary_user.py"), str(USER), sys.executable)
+_BECOMES = (
+    sys.executable,
+    str(_HERE.parent / "helpers/ordinary_user.py"),
+    str(USER),
+    sys.executable,
+)
 _ATTACK_S = 200.0
 _BARE = {"PATH": "/usr/bin:/bin", "GRPC_VERBOSITY": "NONE", "PYTHONDONTWRITEBYTECODE": "1"}
 

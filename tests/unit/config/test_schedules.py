@@ -81,7 +81,8 @@ def test_a_compiled_function_computes_them_for_every_step_with_one_program() -> 
     # Integers alone decide which value is due: 41 / 41 may be below 1 in a program.
     all_lengths = [of(LINEAR | {"steps": n, "shape": "step"}) for n in range(1, 101)]
     at = jax.jit(lambda steps: jnp.stack([one.at(steps[i]) for i, one in enumerate(all_lengths)]))
-    assert at(jnp.arange(1, 101)).tolist() == [1] * 100 and at(jnp.arange(2, 102)).tolist() == [2] * 100
+    assert at(jnp.arange(1, 101)).tolist() == [1] * 100
+    assert at(jnp.arange(2, 102)).tolist() == [2] * 100
 
 
 BAD = [

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from documents import fences, read, sections
 from installs import on_path
 from runs import Run

@@ -12,10 +12,9 @@ import yaml
 from documents import fences, sections
 from installs import on_path
 from objective_harness import LIBRARIES, PRESETS
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.testing import evaluate_objective
 from rlax_plugin.testing.objectives import section_of, slots_of
 from rlax_plugin.tools.cli import app

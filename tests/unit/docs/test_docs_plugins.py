@@ -13,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command_line import rlax
 from documents import ROOT, fences, read, sections
 from installs import on_path
-from runs import Run
 
 from rlax_plugin import testing
 from rlax_plugin.build import registry_for

@@ -94,9 +94,8 @@ def test_shares_follow_the_stages_and_none_comes_back(table: PromptTable) -> Non
     assert dict(run.go(step + 1)) == {"sums": 2, "words": 2, "rare": 4}
 
 
-@pytest.mark.parametrize("done", [1, 2, 3, 6])
-@pytest.mark.parametrize("name", ["Shuffled", "Greso"])
-def test_a_resumed_run_goes_on_in_its_stage(table: PromptTable, done: int, name: str) -> None:
+@pytest.mark.parametrize(("name", "done"), [("Shuffled", 2), ("Greso", 3)])
+def test_a_resumed_run_goes_on_in_its_stage(table: PromptTable, name: str, done: int) -> None:
     def run() -> Steps:
         options = {"Shuffled": (), "Greso": (rlax_curation.GresoConfig(window=8),)}[name]
         return Steps(table, getattr(rlax_curation, name)(*options))
