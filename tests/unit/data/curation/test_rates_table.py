@@ -83,6 +83,7 @@ def test_columns_are_a_copy_and_bring_everything_back() -> None:
     for one, other in zip(again.posterior(), table.posterior(), strict=True):
         assert one.tolist() == other.tolist()  # bit for bit
     assert again.streaks().tolist() == table.streaks().tolist()
+    assert again.outcomes == table.outcomes == (1, 1, 1)  # all passed, none, both
     with pytest.raises(ValueError, match="4 rows for 5 prompts"):
         PassRateTable(5, 5).restore(saved)
 
