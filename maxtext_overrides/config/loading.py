@@ -110,7 +110,7 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
     """
     said = {key: config.maxtext[key] for key in _winning(config)}
     filed = {key: value for key, value in config.maxtext.items() if key not in said}
-    overrides = {**_cache_as_it_is(config), **said, **overrides}
+    overrides = {**_cache_as_it_is(config), **_one_host(config), **said, **overrides}
     try:
         with tempfile.TemporaryDirectory(prefix="rlax-maxtext-") as directory:
             path = Path(directory, "keys.yml")
@@ -148,6 +148,16 @@ def _cache_as_it_is(config: ResolvedConfig) -> dict[str, str]:
     if not directory or "jax_cache_dir" in config.maxtext or "M_JAX_CACHE_DIR" in os.environ:
         return {}
     return {"jax_cache_dir": directory}
+
+
+def _one_host(config: ResolvedConfig) -> dict[str, bool]:
+    """Returns ``skip_jax_distributed_system`` as true if the user has not set the key.
+
+    Without it MaxText would look for other hosts, and fail where it finds none. Hosts of a trainer
+    have met before (``rlax train --hosts``), and a worker has no others.
+    """
+    key = "skip_jax_distributed_system"
+    return {} if key in config.maxtext or f"M_{key.upper()}" in os.environ else {key: True}
 
 
 # What MaxText raises where a config does not suit it.
@@ -213,6 +223,23 @@ def _explained(error: Exception, config: ResolvedConfig) -> ConfigError:
     return errors.of_text(message, fields, config.maxtext, config.source)
 
 
+def _check_devices(config: Config) -> None:
+    """Rejects an accelerator that JAX has not found, in whose place it would use the processor.
+
+    Raises:
+      ConfigError: names what JAX has found.
+    """
+    devices = jax.devices()
+    if config.hardware == "cpu" or any(device.platform != "cpu" for device in devices):
+        return
+    reason = (
+        f"JAX has found no such device, but only {len(devices)} of the platform cpu "
+        f"({devices[0].device_kind}): install JAX for this accelerator, or set hardware=cpu to "
+        "train on the processor"
+    )
+    raise ConfigError("hardware", config.hardware, reason)
+
+
 def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
     """Calls ``load`` for a trainer and sets up the process as MaxText's ``train.initialize`` does.
 
@@ -221,7 +248,8 @@ def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
     sets); the goodput recorder is made by ``train_loop.run_train_loop``.
 
     Raises:
-      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` rejects.
+      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` rejects; or JAX has
+        not found the accelerator that ``hardware`` names.
     """
     import pathwaysutils
 
@@ -231,6 +259,7 @@ def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
     if "xla_tpu_spmd_rng_bit_generator_unsafe" not in flags:
         os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_tpu_spmd_rng_bit_generator_unsafe=true"
     config = load(resolved, **overrides)
+    _check_devices(config)
     vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
     train = lean_imports.import_trainer(vertex)
     check(OVERRIDES, config.allow_untested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         memory=_memory(config, context, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
+            *_warnings_of_devices(config.hardware),
             *_warnings_of_memory(config, needed),
             *ignored,
         ],
@@ -224,6 +226,26 @@ def kept_copies(slots: ObjectiveSlots, section: RlaxSection) -> dict[str, bool]:
     if reprefill and "old_policy" not in in_host_memory:
         found["old policy (reprefill)"] = False
     return found
+
+
+# Files in /dev of an accelerator. Whoever asked JAX would take the device of a run that trains.
+_DEVICE_FILES = {
+    "tpu": ("accel[0-9]*", "vfio/[0-9]*"),
+    "gpu": ("nvidia[0-9]*", "kfd", "dxg"),
+    "gpu_multiprocess": ("nvidia[0-9]*", "kfd", "dxg"),
+}
+
+
+def _warnings_of_devices(hardware: str) -> Iterator[tuple[str, str]]:
+    patterns = _DEVICE_FILES.get(hardware, ())
+    remote = "proxy" in os.environ.get("JAX_PLATFORMS", "")  # Pathways: devices of other machines
+    if patterns and not remote and not any(any(Path("/dev").glob(one)) for one in patterns):
+        yield (
+            "hardware",
+            f"is {hardware}, and this machine has no such device (none of "
+            f"{', '.join(f'/dev/{one}' for one in patterns)}): rlax train ends at once where JAX "
+            "finds the processor only",
+        )
 
 
 # Above it, what is published on reinforcement learning of pretrained models does not go.

@@ -163,7 +163,7 @@ def test_the_other_configs_suit_the_model(home: Path, name: str) -> None:
     assert "number_tasks" in said
 
 
-CPU = ("hardware=cpu", "skip_jax_distributed_system=true", "attention=dot_product")
+CPU = ("hardware=cpu", "attention=dot_product")
 
 
 def test_the_run_of_verl_that_was_moved_trains(home: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
-from maxtext_overrides.config.loading import load
+from maxtext_overrides.config.loading import initialize, load
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.loading import resolve
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
@@ -68,3 +70,23 @@ def test_xla_dumps_programs_where_it_is_asked_to(tmp_path: Path, asking: str) ->
     load(resolve(MAXTEXT, [asking, f"dump_hlo_local_dir={tmp_path}/dumped"]))
     assert "--xla_dump_to=/" in os.environ["XLA_FLAGS"]
     assert "/dumped" in os.environ["XLA_FLAGS"]
+
+
+def test_a_config_that_does_not_speak_of_hosts_has_one() -> None:
+    given = resolve(MAXTEXT)
+    keys = dict(given.maxtext)
+    del keys["skip_jax_distributed_system"]
+    assert load(replace(given, maxtext=keys)).skip_jax_distributed_system is True
+    spoken = resolve(MAXTEXT, ["skip_jax_distributed_system=false"])
+    assert load(spoken).skip_jax_distributed_system is False
+
+
+@pytest.mark.parametrize("hardware", ["tpu", "gpu"])
+def test_training_does_not_begin_on_a_processor_in_place_of_an_accelerator(
+    hardware: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = jax.devices("cpu")
+    monkeypatch.setattr(jax, "devices", lambda *_: processor)
+    told = f"hardware = '{hardware}': JAX has found no such device.*of the platform cpu"
+    with pytest.raises(ConfigError, match=told):
+        initialize(resolve(MAXTEXT, [f"hardware={hardware}"]))

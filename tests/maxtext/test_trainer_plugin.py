@@ -12,6 +12,7 @@ import rlax_jetstream
 import rlax_maxtext
 from command_line import rlax
 from part_stubs import SourceStub
+from rlax_maxtext import checking
 from tiny_loop import LENGTH, ROWS, TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
@@ -265,6 +266,16 @@ def test_check_finds_what_maxtext_would_reject(argv, expected):
         whole = dataclasses.replace(context, config=resolve(TINY, words))
         OFFER.check(options_of(context), whole)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(("files", "warned"), [(("no-such*",), True), (("nul[l]",), False)])
+def test_check_warns_of_an_accelerator_that_this_machine_lacks(monkeypatch, files, warned):
+    monkeypatch.setitem(checking._DEVICE_FILES, "tpu", files)
+    context = context_of((TINY,))
+    whole = dataclasses.replace(context, config=resolve(TINY, ["hardware=tpu"]))
+    found = dict(OFFER.check(options_of(context), whole).warnings)
+    assert ("hardware" in found) == warned
+    assert not warned or "is tpu, and this machine has no such device" in found["hardware"]
 
 
 def test_check_adds_up_what_training_needs():
