@@ -16,6 +16,8 @@ from rlax_plugin.base.errors import CommandError, ConfigError, RlaxError
 from rlax_plugin.base.processes.python import python_command
 
 _INTERRUPTED = 130
+# A notebook's kernel sets the first one. Colours would be codes in logs and in messages of errors.
+_COLOURING = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 _TAIL = 65_536  # bytes of a log that are read again
 
 
@@ -51,6 +53,7 @@ class Started:
                 stdin=subprocess.PIPE,  # closes when this process ends, see child.py
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                env=_plain_environment(),
                 start_new_session=True,  # a Ctrl-C is for this process, which then decides
             )
         # A process that this one forks, such as a worker of a pool, may outlive it.
@@ -159,11 +162,18 @@ def command(name: str, *arguments: str) -> str:
       CommandError: it failed, with its own message.
     """
     line = python_command("-m", "rlax_plugin", name, *arguments)
-    done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        line, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=_plain_environment()
+    )
     if done.returncode:
         reason = failure(done.stderr, done.returncode, "")
         raise CommandError(name, done.returncode, reason)
     return done.stdout
+
+
+def _plain_environment() -> dict[str, str]:
+    """Returns the environment of a child whose output is a file or a pipe."""
+    return {key: value for key, value in os.environ.items() if key not in _COLOURING}
 
 
 def failure(output: str, status: int, log: str) -> str:

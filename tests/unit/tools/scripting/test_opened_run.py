@@ -203,9 +203,11 @@ def test_a_log_that_is_gone_or_moved_away_from_does_not_end_the_waiting(
 ) -> None:
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as the kernel of a notebook does
     started = Started(Path("no.yml"), Path("train.log"))
     monkeypatch.chdir(tmp_path / "other")
     assert started.ended(60)
+    assert "\x1b" not in (tmp_path / "train.log").read_text()
     assert "no.yml" in str(started.error()) and "no.yml" in started.last_line()
     (tmp_path / "train.log").unlink()
     assert started.last_line() == "" and "it ended with status" in str(started.error())
