@@ -51,6 +51,8 @@ class Architecture:
       mlp_width: width inside the MLP, or inside one expert.
       vocab_size: rows of the embedding.
       tied: True if the output head is the embedding.
+      normalised_head: True if MaxText divides the logits of a tied head by sqrt(width), as it does
+        for a model of its own; the source's last norm then holds this factor. Never of a Gemma.
       qkv_bias: True if query, key and value have biases.
       qk_norm: True if query and key are normalised per head.
       norm_epsilon: epsilon of every RMSNorm.
@@ -77,6 +79,7 @@ class Architecture:
     mlp_width: int
     vocab_size: int
     tied: bool
+    normalised_head: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
     norm_epsilon: float
@@ -108,3 +111,8 @@ class Architecture:
     def embedding_factor(self) -> float:
         """The factor between MaxText's embedding and the tensor of the source."""
         return self.width**0.5 if self.is_gemma else 1.0
+
+    @property
+    def last_norm_factor(self) -> float:
+        """The factor between MaxText's scale of the last norm and the tensor of the source."""
+        return self.width**0.5 if self.normalised_head else 1.0

@@ -68,7 +68,7 @@ def maxtext_keys(model: Architecture) -> dict[str, Any]:
         "rope_max_timescale": model.rope_theta,
     }
     if model.tied:
-        keys["normalize_embedding_logits"] = model.is_gemma
+        keys["normalize_embedding_logits"] = model.is_gemma or model.normalised_head
     if model.rope == "linear":
         keys["rope_linear_scaling_factor"] = model.rope_factor
     elif model.rope == "llama3":
@@ -130,10 +130,10 @@ def of_maxtext(config: Any) -> Architecture:
         if value != right and not (right == 0.0 and value is None):
             reason = f"must be {right!r}, as nothing else has a counterpart in transformers"
             raise ConfigError(key, value, reason)
-    tied = bool(config.logits_via_embedding)
-    if tied and config.normalize_embedding_logits != is_gemma:
-        reason = f"must be {str(is_gemma).lower()} with decoder_block {block} and a tied head"
-        raise ConfigError("normalize_embedding_logits", not is_gemma, reason)
+    tied, normalised = bool(config.logits_via_embedding), bool(config.normalize_embedding_logits)
+    if is_gemma and not normalised:
+        reason = f"must be true with decoder_block {block} and a tied head"
+        raise ConfigError("normalize_embedding_logits", False, reason)
     rope, factor = _rope(config)
     qk_norm = block == "gemma3" or (block.startswith("qwen") and config.use_qk_norm)
     qkv_bias = block == "qwen2" and config.attention_bias
@@ -149,6 +149,7 @@ def of_maxtext(config: Any) -> Architecture:
         mlp_width=config.moe_mlp_dim if block == "qwen3_moe" else config.mlp_dim,
         vocab_size=config.vocab_size,
         tied=tied,
+        normalised_head=tied and normalised and not is_gemma,
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         norm_epsilon=config.normalization_layer_epsilon,

@@ -6,12 +6,13 @@ query.kernel``. A matrix is [out, in] there and [in, out] here, with heads as an
 The experts of a layer are tensors of their own there, and the first axis of one variable here. With
 scanned layers a variable holds all layers, stacked along axis 1.
 
-Four things have different values in MaxText than in the source, and so are always stored as
+Five things have different values in MaxText than in the source, and so are always stored as
 float32:
 
 - the query kernel may hold the factor of the attention logits (``Architecture.query_factor``);
 - Gemma's embedding is sqrt(width) times as large: MaxText does not multiply what it looks up;
 - the weights of Gemma's norms count from 0 in the source, and from 1 here;
+- the last norm of a model that divides its logits by sqrt(width) is sqrt(width) times as large;
 - where the rotary positions are those of Llama 3.1, MaxText rotates neighbours (0 1, 2 3, ...), and
   Hugging Face halves (0 d/2, 1 d/2+1, ...): the heads' entries are reordered (without rounding).
 
@@ -258,8 +259,13 @@ def _places(a: Architecture, scanned: bool) -> Iterator[_Layers]:
 def _model_rules(a: Architecture) -> Iterator[_Rule]:
     embedding, tensor = (a.vocab_size, a.width), "model.embed_tokens.weight"
     yield _Rule("token_embedder.embedding", tensor, embedding, factor=a.embedding_factor)
-    offset = float(a.is_gemma)
-    yield _Rule("decoder.decoder_norm.scale", "model.norm.weight", (a.width,), offset=offset)
+    yield _Rule(
+        "decoder.decoder_norm.scale",
+        "model.norm.weight",
+        (a.width,),
+        factor=a.last_norm_factor,
+        offset=float(a.is_gemma),
+    )
     if not a.tied:
         head = (a.width, a.vocab_size)
         yield _Rule("decoder.logits_dense.kernel", "lm_head.weight", head, inputs=1)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from rlax_maxtext.config_agreement import given_config
-from rlax_plugin.api import BuildContext, ConfigError, Exported, Tokenizer, new_directory
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Exported,
+    Tokenizer,
+    model_tokenizer,
+    new_directory,
+)
 
 _TOKENIZER = "tokenizer_path"
 
@@ -29,7 +36,8 @@ def export_model(
     given = given_config(context)
     with passed_on(given):
         config = load_to_check(given)
-    tokenizer = _tokenizer(given.maxtext.get(_TOKENIZER), config.vocab_size)
+    export.check_family(config)  # first: no tokenizer would help a model that cannot be exported
+    tokenizer = _tokenizer(context, config.vocab_size)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
     export.check_weights(model, stored)
@@ -45,22 +53,28 @@ def export_model(
     )
 
 
-def _tokenizer(path: object, vocab_size: int) -> Tokenizer:
-    """The tokenizer of the model.
+def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer:
+    """The tokenizer of the model; without ``tokenizer_path``, that of its prompts.
 
     Raises:
       ConfigError: the config names none, or it is not the model's.
     """
-    if not isinstance(path, str) or not path:
+    path: object = given_config(context).maxtext.get(_TOKENIZER)
+    of_prompts = context.section.prompt_source.options.get("tokenizer")
+    if isinstance(path, str) and path:
+        key, found = _TOKENIZER, Tokenizer.load(path, _TOKENIZER)
+    elif isinstance(of_prompts, str) and of_prompts:
+        key, path = "rlax.prompt_source.tokenizer", of_prompts
+        found = model_tokenizer(context, name=of_prompts)
+    else:
         reason = (
             "is not set, so that the tokenizer of this model is not known: give "
             f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
         )
         raise ConfigError(_TOKENIZER, path, reason)
-    found = Tokenizer.load(path, _TOKENIZER)
     if found.size > vocab_size:
         reason = f"has ids up to {found.size - 1}, and the model has {vocab_size} (vocab_size)"
-        raise ConfigError(_TOKENIZER, path, reason)
+        raise ConfigError(key, path, reason)
     return found
 
 

@@ -88,13 +88,17 @@ class Looking(Recorder):
         raise Looked
 
 
-def test_a_model_that_was_never_converted_comes_back(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("divides", [False, True])
+def test_a_model_that_was_never_converted_comes_back(
+    run: Run, tmp_path: Path, divides: bool
+) -> None:
     """Its block keeps 1 / sqrt(head width) in the query kernel; that of converted models does not.
 
-    What is exported has neither; tests/maxtext/test_families.py compares with transformers.
+    It may also divide its logits by sqrt(width), as the built-in model does. What is exported has
+    neither; tests/maxtext/test_families.py compares with transformers.
     """
     out, again = tmp_path / "out", tmp_path / "again"
-    exported(f"{run.path}@0", out)
+    exported(f"{run.path}@0", out, f"normalize_embedding_logits={str(divides).lower()}")
     config = json.loads((out / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert (config["eos_token_id"], config["dtype"]) == ([1], "float32")
@@ -110,8 +114,19 @@ def test_a_model_that_was_never_converted_comes_back(run: Run, tmp_path: Path) -
     looking = Looking(looks=True)
     with pytest.raises(Looked):
         train(tmp_path, *(f"{k}={json.dumps(v)}" for k, v in keys.items()), recorder=looking)
-    expected = run.recorder.first_logits
+    expected = run.recorder.first_logits / (np.sqrt(32) if divides else 1)
     np.testing.assert_allclose(looking.first_logits, expected, atol=1e-5)
+
+
+def test_without_a_path_the_tokenizer_of_the_prompts_is_exported(run: Run, tmp_path) -> None:
+    def reading(tokenizer: object) -> str:
+        return f"rlax.prompt_source={json.dumps({'name': 'jsonl', 'tokenizer': str(tokenizer)})}"
+
+    exported(f"{run.path}@1", tmp_path / "out", "tokenizer_path=", reading(run.tokenizer))
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    too_large = r"^rlax.prompt_source.tokenizer = 'bytes': has ids up to 261, and the model has 64"
+    with pytest.raises(ConfigError, match=too_large):
+        exported(f"{run.path}@1", tmp_path / "bytes", "tokenizer_path=", reading("bytes"))
 
 
 def test_a_run_gives_its_newest_weights(run: Run, tmp_path) -> None:
@@ -153,6 +168,11 @@ REFUSED = {
     "tokenizer": ("tiny@1", ("tokenizer_path=",), r"^tokenizer_path: is not set.*not known: give"),
     "no tokenizer": ("tiny@1", ("tokenizer_path=/nowhere",), r"^tokenizer_path = '/nowhere': "),
     "large tokenizer": ("tiny@1", ("vocab_size=60",), r"^tokenizer_path = .* up to 63.*has 60"),
+    "model before tokenizer": (
+        "tiny@1",
+        ("tokenizer_path=", "trainable_position_size=16"),
+        r"^trainable_position_size = 16: must be -1",
+    ),
     "family": ("tiny@1", ("decoder_block=gemma",), r"^decoder_block = 'gemma': "),
     "other model": (
         "tiny@1",
