@@ -6,7 +6,7 @@ sampling may be truncated, and a run's own directories exist already.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -18,12 +18,20 @@ from rlax_plugin.base.text.amounts import in_bytes
 from rlax_plugin.build import Registry
 from rlax_plugin.config import SINGLE_TURN, RlaxSection, highest, lowest
 from rlax_plugin.config.handing import to_bytes
+from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.reward.functions.copies import read_functions
 from rlax_plugin.rpc.security.operator_certificate import OperatorIdentity
 from rlax_plugin.run.metrics.exporter import prometheus_token
 from rlax_plugin.run.start.prior import check_prior, kept_prior
-from rlax_plugin.run.start.run_directory import WEIGHT_KEYS, state_directory, weights_directory
+from rlax_plugin.run.start.run_directory import (
+    WEIGHT_KEYS,
+    check_same_run,
+    state_directory,
+    weights_directory,
+)
+from rlax_plugin.run.state.journal import check_format
 from rlax_plugin.training.objective import advantages
 from rlax_plugin.training.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.training.objective.loss import ObjectiveSlots
@@ -193,6 +201,25 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     if prior and not has_prior and (remote or "://" not in prior):
         check_readable("rlax.curation.prior.path", prior, deadline_s)
         check_prior(section)
+
+
+def check_own_run(config: ResolvedConfig, argv: Sequence[str]) -> None:
+    """Checks that the run's directory, if it is local, holds no run of another config.
+
+    Args:
+      argv: arguments of the command, for messages.
+
+    Raises:
+      RlaxError: ``rlax train`` would say the same of the directory, or of a function's file.
+    """
+    base, name = (config.maxtext.get(key) for key in ("base_output_directory", "run_name"))
+    if not (base and name):
+        return
+    files = RunFiles(f"{base.rstrip('/')}/{name}")
+    if files.is_local:
+        config, _ = read_functions(config, files, state_directory(config.section, files))
+        check_format(files)
+        check_same_run(files, config_hash(config.content), config.content, argv)
 
 
 def _check_transfer(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:

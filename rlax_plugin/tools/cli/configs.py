@@ -140,6 +140,7 @@ def check(
         from rlax_plugin.base.text.terminal import counting
         from rlax_plugin.build import registry_for
         from rlax_plugin.config.loading import resolve
+        from rlax_plugin.run.start.preflight import check_own_run
         from rlax_plugin.tools.commands import check
         from rlax_plugin.tools.commands import compile as compiling
         from rlax_plugin.tools.commands.check.words import plural
@@ -152,6 +153,7 @@ def check(
         resolved = resolve(config, overrides or ())
         section = resolved.section
         examined = check.examine(resolved, registry_for(section))
+        check_own_run(resolved, (config, *(overrides or ())))
         listed = f" and {plural(len(section.plugins), 'plug-in')}" if section.plugins else ""
         lines = [f"ok  section rlax:{listed} of {config}"]
         if not as_json:

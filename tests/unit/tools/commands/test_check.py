@@ -12,6 +12,10 @@ from command_line import rlax
 from installs import on_path, write
 from typer.testing import Result
 
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.state.journal import FORMAT
+from rlax_plugin.testing.trainer import BigramTrainer
+
 ROOT = Path(__file__).parents[4]
 TESTING = str(ROOT / "tests/configs/testing.yml")
 DEMO = str(ROOT / "configs/demo.yml")
@@ -179,3 +183,19 @@ def test_text_says_what_json_says() -> None:
     assert "warning: rlax.evaluation.problems is 0" in text
     assert text.endswith("Not checked with --fast: trainer, memory, environment, prompts")
     assert "\x1b" not in result.stdout
+
+
+def test_check_says_what_train_says_of_another_run_in_the_directory(tmp_path: Path) -> None:
+    run = RunFiles(tmp_path / "mine")
+    run.put_json("config.json", {"format": FORMAT, "config_hash": "abc"})
+    run.put("journal/1", b"")
+    result = check("--fast", TESTING, f"base_output_directory={tmp_path}", "run_name=mine")
+    assert result.exit_code == 2 and "mine holds a run of another config" in result.stderr
+
+
+def test_check_knows_what_the_trainer_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BigramTrainer, "takes_signals", False)
+    needed = ("rlax.objective.kl.coefficient=0.1", "rlax.signals=[{name: reference}]")
+    result = check(TESTING, *needed)
+    assert result.exit_code == 2
+    assert "rlax.signals = ['reference']: would be ignored" in result.stderr
