@@ -50,8 +50,9 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         ignored = list(_check_first_weights(config, needed))
     warm = options.warm_start
     if warm.enabled:
-        answered_prompts(context)
         check_directory(warm, context)
+        if not warm.directory:
+            answered_prompts(context)
     check_vocabulary(config, context)
     return CheckResult(
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),

@@ -6,6 +6,8 @@ from typing import Any
 
 from rlax_plugin.api import BuildContext, ConfigError, PromptSource, ResolvedConfig, RlaxSection
 
+_HELD_OUT = "validation"
+
 
 def given_config(context: BuildContext) -> ResolvedConfig:
     """The resolved config, whose keys are passed to MaxText.
@@ -19,7 +21,7 @@ def given_config(context: BuildContext) -> ResolvedConfig:
 
 
 def answered_prompts(context: BuildContext) -> PromptSource:
-    """The run's prompt source, if it has correct answers.
+    """The run's prompt source, if it has correct answers, and others to measure pass@1 on.
 
     Raises:
       ConfigError: it has none.
@@ -34,6 +36,12 @@ def answered_prompts(context: BuildContext) -> PromptSource:
         lacks = (
             f"prompt source {choice.name!r} gives no right answers to train on (it has no pad_id, "
             "or neither answer_tokens nor answer_turns)"
+        )
+        raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
+    if _HELD_OUT not in source.splits:
+        lacks = (
+            f"prompt source {choice.name!r} has no split {_HELD_OUT}, on which the warm start "
+            f"measures pass@1, but {', '.join(source.splits)}: name one in splits or held_out"
         )
         raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source

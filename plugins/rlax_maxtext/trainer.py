@@ -98,6 +98,9 @@ class MaxTextTrainer(Trainer):
           Exception: any error of the port, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
+        warm = self._options.warm_start
+        if warm.enabled and not warm.directory and self._descent is None:
+            answered_prompts(self._context)
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError

@@ -278,6 +278,27 @@ def test_check_warns_of_an_accelerator_that_this_machine_lacks(monkeypatch, file
     assert not warned or "is tpu, and this machine has no such device" in found["hardware"]
 
 
+def test_a_warm_start_needs_a_split_to_measure_on_before_anything_is_computed():
+    class Unmeasured(Numbers):
+        splits, pad_id = ("train", "test"), 0
+
+        def answer_tokens(self, prompt):
+            return prompt.tokens
+
+    given = context_of((TINY, "rlax.trainer.warm_start.enabled=true"))
+
+    def part(kind, choice, key):
+        return Unmeasured() if kind == "prompt_source" else given.part(kind, choice, key)
+
+    context, port = dataclasses.replace(given, part=part), FakePort(stop_after=1)
+    told = "warm_start.enabled = True: must be false: .* has no split validation.* but train, test"
+    with pytest.raises(ConfigError, match=told):
+        OFFER.check(options_of(context), context)
+    with pytest.raises(ConfigError, match=told):
+        OFFER.build(options_of(context), context).run(port)
+    assert port.waited_for == []
+
+
 def test_check_adds_up_what_training_needs():
     argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=2", "opt_type=sgd")
     kl = "rlax.objective.kl.coefficient=0.1"

@@ -15,6 +15,7 @@ from rlax_plugin.data.prompts.of_run import Part, RunPrompts
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.reward.process import form_of, needs_of
 from rlax_plugin.rollout.episodes.runner import check_environment
+from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.controller.screening import check_rewards
 from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.preflight import check_places, check_start
@@ -131,7 +132,8 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
 def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Examined:
     """Runs the parts' own checks, builds the environment, and reads the prompts.
 
-    Rewards are built only if groups are screened, to find out which samples they compare.
+    Rewards are built only if groups are screened, to find out which samples they compare, and the
+    trainer only if the config asks for something that not every trainer does.
 
     Args:
       progress: see ``BuildContext``.
@@ -143,6 +145,9 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     check_places(section, config.maxtext)
     context = replace(BuildContext.outside_run(section, config.config), progress=progress)
     checked = registry.check(section, context)
+    asks = section.signals or section.batches.shared_prompts or section.weights.dtype != "model"
+    if asks and config.maxtext.get("steps"):  # without them rlax train builds no trainer
+        Builder(registry, context).trainer()
 
     def part(kind: str, choice: Choice, key: str) -> Any:
         return registry.part(kind, choice, key, context)
