@@ -14,7 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.base.errors import ConfigError, PluginError, RlaxError, alternatives
+from rlax_plugin.base.errors import (
+    ConfigError,
+    PluginError,
+    RlaxError,
+    UnknownKeyError,
+    alternatives,
+)
 from rlax_plugin.base.types import SideSpec
 from rlax_plugin.config import FUNCTION, SLOTS, Algorithm, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
@@ -135,7 +141,13 @@ class Registry:
           ConfigError: an unknown name or option, or a bad value, with the full dotted key.
         """
         extension = self.offer(kind, choice.part, key).extension
-        return validate(extension.config_class, choice.options, key)
+        try:
+            return validate(extension.config_class, choice.options, key)
+        except UnknownKeyError as error:
+            # What stands beside the options, as the weight of a reward, may have been meant too.
+            beside = type(choice).model_fields.keys() - {"name", "function"}
+            known = {*error.known, *(beside if error.key.rpartition(".")[0] == key else ())}
+            raise UnknownKeyError(error.key, error.value, known, error.others) from None
 
     def part(self, kind: str, choice: Choice, key: str, context: BuildContext) -> Any:
         """Builds the part that the config chooses under ``key``.
@@ -146,7 +158,7 @@ class Registry:
           PluginError: the part does not derive from the base class of its kind.
         """
         offer = self.offer(kind, choice.part, key)
-        options = validate(offer.extension.config_class, choice.options, key)
+        options = self.options(kind, choice, key)
         try:
             built = offer.extension.build(options, self._within(context))
             if not isinstance(built, base := BY_NAME[kind].base):

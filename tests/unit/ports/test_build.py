@@ -100,6 +100,8 @@ def test_options_are_validated_under_their_full_key(folder: Path) -> None:
     error = problem(rollouts={"engine": {"name": "engine", "slot": 3}})
     assert (error.key, error.value) == ("rlax.rollouts.engine.slot", 3)
     assert error.reason == "unknown key; did you mean 'slots'? known: slots"
+    error = problem(rewards=[{"name": "right", "wieght": 3}])
+    assert error.key == "rlax.rewards.0.wieght" and "did you mean 'weight'?" in error.reason
     error = problem(launcher={"name": "launch", "slots": "3"})
     assert str(error) == "rlax.launcher.slots = '3': must be a whole number (default 4)"
     error = problem(objective={"grad_1": {"name": "clipped_ratio", "low": -1}})

@@ -68,8 +68,9 @@ class Asked:
     Attributes:
       target: a run, RUN@VERSION, RUN/checkpoints/NAME, or a config.
       version, step: weight version, or step of a checkpoint, of the run.
-      split, problems, samples, k: keys of ``rlax.evaluation``; None: as the config has them. Of a
-        table, ``split`` and ``samples`` say which prompts are measured, and how often.
+      split, problems, samples, k: keys of ``rlax.evaluation``; None: as the config has them, but
+        without each k above ``samples``. Of a table, ``split`` and ``samples`` say which prompts
+        are measured, and how often.
       sets: names of the sets to evaluate; empty: all.
       out: file of the result; a table of pass rates if it ends in ``.parquet``; None: a file in the
         run's directory.
@@ -98,7 +99,20 @@ class Asked:
         Raises:
           ConfigError: there is no such run or config, or an option has no effect.
         """
-        overrides = self.keys()
+        return self._origin((*self._k_of_samples(), *self.keys()))
+
+    def _k_of_samples(self) -> Iterator[str]:
+        """Yields keys that leave out each k of the config above the number of samples asked for."""
+        if self.samples is None or self.k or self.is_table:
+            return
+        others = [one for one in self.overrides if not one.startswith(("rlax.evaluation", "rlax="))]
+        evaluation = self._origin(others).config.section.evaluation
+        for name, sizes in (("k", evaluation.k), ("majority_k", evaluation.majority_k)):
+            if max(sizes, default=0) > self.samples:
+                left = [size for size in sizes if size <= self.samples]
+                yield f"rlax.evaluation.{name}={left}"
+
+    def _origin(self, overrides: Sequence[str]) -> Origin:
         if not self._is_config:
             target = find_target(self.target, self.version, self.step, also="a config (.yml), ")
             return Origin.of_run(target, overrides)

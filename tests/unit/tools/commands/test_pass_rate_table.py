@@ -135,3 +135,16 @@ def test_the_result_of_a_config_needs_a_file(
     monkeypatch.chdir(tmp_path)
     done = rlax("eval", CONFIG, "--split", "train")
     assert done.exit_code == 2 and "such as eval.json or rates.parquet" in done.stderr
+
+
+def test_fewer_samples_leave_out_each_k_above_them_that_was_not_asked_for() -> None:
+    def k_of(**options: object) -> tuple[int, ...]:
+        asked = Asked(CONFIG, **options)  # pyright: ignore[reportArgumentType]
+        return asked.origin().config.section.evaluation.k
+
+    config = ("rlax.evaluation.k=[1,2]",)
+    assert (k_of(), k_of(samples=1), k_of(samples=4)) == ((1, 2), (1,), (1, 2))
+    assert k_of(samples=64, overrides=("rlax.evaluation.k=[64]",)) == (64,)
+    for wrong in ({"k": (2,)}, {"overrides": config}):
+        with pytest.raises(ConfigError, match=r"^rlax.evaluation.k = 2: must be at most"):
+            k_of(samples=1, **wrong)
