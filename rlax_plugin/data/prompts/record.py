@@ -26,6 +26,7 @@ from rlax_plugin.ports.protocols import PromptSource
 
 _RECORD = "prompts/prompts.json"
 _TRAINING = "training"
+_EVALUATION = "evaluation set "
 
 
 def training_prompts(files: RunFiles) -> int | None:
@@ -36,6 +37,20 @@ def training_prompts(files: RunFiles) -> int | None:
     """
     known = (files.get_json(_RECORD) or {}).get(_TRAINING)
     return None if known is None else known["rows"]
+
+
+def recorded_digests(files: RunFiles) -> dict[str, str]:
+    """Reads evaluation set -> hash of its prompts; nothing if they are not recorded.
+
+    Raises:
+      RlaxError: the record is damaged.
+    """
+    known = files.get_json(_RECORD) or {}
+    return {
+        name.removeprefix(_EVALUATION): str(found["digest"])
+        for name, found in known.items()
+        if name.startswith(_EVALUATION)
+    }
 
 
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
@@ -77,7 +92,7 @@ def _all(
     for one in prompts.asked:
         own = one.chosen.prompt_source is not None
         its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else key
-        yield f"evaluation set {one.name}", its_key, one.source, one.prompts
+        yield f"{_EVALUATION}{one.name}", its_key, one.source, one.prompts
 
 
 def _choice(section: RlaxSection, key: str) -> str:

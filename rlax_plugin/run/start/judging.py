@@ -33,7 +33,8 @@ STALENESS = 4.0  # mean of staleness/mean
 FEW_UPDATES = 50
 WIDE = 0.05  # half the width of the interval of the change of pass@1
 _ROUNDING = 1e-9
-_STEPS = 10  # at the beginning and at the end, over which figures are averaged
+_STEPS = 10  # at most, at the beginning and at the end, over which figures are averaged
+_LEAST_STEPS = 4  # of a run with a beginning and an end
 
 
 class Change(NamedTuple):
@@ -82,9 +83,11 @@ class Judged(NamedTuple):
         return key if value is None else f"{key} = {value}"
 
     def ends(self, name: str) -> Pair | None:
-        """Returns the means over the first and over the last steps; None if they overlap."""
-        first, last = self.stats.first_mean(name, _STEPS), self.stats.last_mean(name, _STEPS)
-        if self.stats.count(name) < 2 * _STEPS or first is None or last is None:
+        """Returns the means over the first and over the last steps; None if these are too few."""
+        count = self.stats.count(name)
+        averaged = min(_STEPS, count // 2)
+        first, last = self.stats.first_mean(name, averaged), self.stats.last_mean(name, averaged)
+        if count < _LEAST_STEPS or first is None or last is None:
             return None
         return first, last
 
@@ -264,8 +267,9 @@ def _wide(run: Judged, change: Change) -> str | None:
 
 
 # In this order: failures that make all other figures doubtful come first.
-_CAUSES = (_reward_errors, _gap, _entropy, _length, _equal_groups, _too_fast, _staleness, _updates)
-_CAUSES_OF_NOTHING = (_too_slow, *_CAUSES)
+_CAUSES = (_reward_errors, _gap, _entropy, _length, _equal_groups, _too_fast, _staleness)
+# More updates of the same kind would help no run that got worse.
+_CAUSES_OF_NOTHING = (_too_slow, *_CAUSES, _updates)
 
 
 def causes(run: Judged, change: Change) -> tuple[str, ...]:
@@ -298,6 +302,9 @@ def sentence_on(run: Judged, change: Change, held_out: str) -> str:
     found = causes(run, change)
     if not found:
         why = "no figure explains it: compare early and late samples with rlax report"
+        if change.outcome == "worse":
+            rate = run.at("learning_rate")
+            why += f", and try a tenth of {rate}: one that is too high is a possible cause"
     elif len(found) == 1:
         why = f"a likely cause: {found[0]}"
     else:

@@ -145,7 +145,7 @@ def summary(
         "tokens_generated": totals.tokens,
         "generated_tokens_per_s": stats.rate("rollout/tokens", "time/step_s"),
         "train_tokens_per_s": stats.rate("train/tokens", "time/step_s"),
-        "weight_versions": stats.versions_published,
+        "weight_versions": steps + 1,  # the first weights, and those of each step
         "max_staleness_seen": totals.max_staleness,
         "logprob_gap_mean": stats.mean("logprob_gap/mean"),
         "logprob_gap_p95": stats.largest("logprob_gap/p95"),

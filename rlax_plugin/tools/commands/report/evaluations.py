@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.config.identity import changes_results
+from rlax_plugin.data.prompts.record import recorded_digests
 from rlax_plugin.run.evaluation.measures import is_score, label
-from rlax_plugin.run.evaluation.statistics import Estimate
+from rlax_plugin.run.evaluation.result import recorded
+from rlax_plugin.run.evaluation.statistics import Estimate, bootstrap_interval
 from rlax_plugin.run.metrics import names
 
 SOLVED = "problems solved"
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,48 @@ def read_evaluations(files: RunFiles) -> tuple[Measured, ...]:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise RlaxError(f"evaluation/{name} is damaged: {error!r}") from error
     return tuple(sorted(found, key=lambda m: (m.held_out, m.measure, m.version)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The problems of one set, and how often the weights after training solved each of them.
+
+    Attributes:
+      problems: hash of the problems; only sets with an equal one are compared.
+      shares: for each problem the share of its samples that passed.
+    """
+
+    problems: str
+    shares: tuple[float, ...]
+
+    def change_to(self, other: Answered) -> str:
+        """Returns the difference of pass@1 with its 95 % interval, paired by problem."""
+        if self.problems != other.problems or len(self.shares) != len(other.shares):
+            return "other problems"
+        difference_b = np.subtract(other.shares, self.shares)
+        low, high = bootstrap_interval(difference_b, resamples=_RESAMPLES, seed=0)
+        mean = 100 * float(difference_b.mean())
+        return f"{mean:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def read_answered(files: RunFiles) -> dict[str, Answered]:
+    """Returns the sets of the evaluation after training; nothing if a run lacks the records.
+
+    Raises:
+      RlaxError: a file is damaged.
+    """
+    try:
+        after, prompts = recorded(files, "after"), recorded_digests(files)
+        return {
+            name: Answered(
+                prompts[name],
+                tuple(passed / after.sets[name]["pass_at_1"].n for passed in counts),
+            )
+            for name, counts in (after.passed.items() if after is not None else ())
+            if name in prompts and counts and "pass_at_1" in after.sets[name]
+        }
+    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise RlaxError(f"evaluation/after.json is damaged: {error!r}") from error
 
 
 def set_apart(found: Iterable[Measured]) -> tuple[tuple[Measured, ...], list[str]]:

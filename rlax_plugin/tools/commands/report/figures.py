@@ -75,6 +75,17 @@ def _groups(run: RunData) -> Figure | None:
     return Figure("groups issued", f"{issued:,}", f"{accepted}; {told}" if told else accepted)
 
 
+def _wall_time(run: RunData) -> Figure | None:
+    wall_s = run.summary.get("wall_s")
+    if wall_s is None:
+        return None
+    if not run.summary.get("trainer_restarts"):
+        return Figure("wall time", duration(wall_s), "start-up included")
+    # What earlier processes took outside of their steps is not recorded.
+    training_s = math.fsum(s for s in run.metrics.get("time/step_s", []) if not math.isnan(s))
+    return Figure("wall time", duration(training_s), "of all steps, without starts of the trainer")
+
+
 def _workers(run: RunData) -> Figure | None:
     seen = run.summary.get("workers_seen")
     if seen is None:
@@ -101,7 +112,7 @@ def _whole(value: float) -> str:
 _FIGURES: tuple[Callable[[RunData], Figure | None], ...] = (
     _steps,
     _reward,
-    _from_summary("wall time", "wall_s", duration, "of the last process, start-up included"),
+    _wall_time,
     _from_summary("generated", "generated_tokens_per_s", lambda v: f"{v:,.0f} tokens/s"),
     _from_summary("trained", "train_tokens_per_s", lambda v: f"{v:,.0f} tokens/s"),
     _from_summary("tokens generated", "tokens_generated", _whole),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,13 @@ from rlax_plugin.run.metrics.file import lacking
 from rlax_plugin.run.start import descent
 from rlax_plugin.run.start.holder import holder
 from rlax_plugin.run.state.journal import check_format
-from rlax_plugin.tools.commands.report.evaluations import Measured, read_evaluations, set_apart
+from rlax_plugin.tools.commands.report.evaluations import (
+    Answered,
+    Measured,
+    read_answered,
+    read_evaluations,
+    set_apart,
+)
 from rlax_plugin.tools.commands.report.history import History, read_history
 
 Columns = dict[str, list[float]]
@@ -76,6 +82,7 @@ class RunData:
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
       measured: held-out evaluations with the run's settings, by set, measure and weight version.
+      answered: set of the evaluation after training -> how often its problems were solved.
       history: the content of the journal; None without one.
       missing: sentences about records that cannot be shown, with the reason.
       training: True if a process of this machine trains the run at present.
@@ -88,6 +95,7 @@ class RunData:
     summary: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, list[float]] = field(default_factory=lambda: {"step": []})
     measured: tuple[Measured, ...] = ()
+    answered: Mapping[str, Answered] = field(default_factory=dict)
     history: History | None = None
     missing: list[str] = field(default_factory=list)
     training: bool = False
@@ -164,6 +172,8 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
         run.missing += others
         if not (run.measured or others):
             raise RlaxError("evaluation/ is empty: the run has not been evaluated")
+    with run.noting():
+        run.answered = read_answered(files)
     run.history = read_history(files, progress)
     run.missing += run.history.problems if run.history else ["journal/ does not exist"]
     return run

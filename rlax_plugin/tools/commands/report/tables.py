@@ -61,12 +61,20 @@ def _estimate(measured: Measured | None) -> str:
 
 
 def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Returns (name, a value per run) for every figure that any run has."""
+    """Returns (name, a value per run) for every figure that any run has.
+
+    Runs over the same problems are compared with the first one, paired by problem.
+    """
     columns: list[dict[str, str]] = []
     for run in runs:
         column = {"state": state(run)} | {f.name: f.value for f in figures(run)}
         column |= {f"{c.label} on {c.held_out}": f"{c.before} → {c.after}" for c in changes(run)}
         columns.append(column)
+    for run, column in zip(runs[1:], columns[1:], strict=True):
+        for name, answered in runs[0].answered.items():
+            if name in run.answered:
+                what = f"pass@1 on {name}, change from {runs[0].name}"
+                column[what] = answered.change_to(run.answered[name])
     names = list(dict.fromkeys(name for column in columns for name in column))
     return [(name, [column.get(name, _MISSING) for column in columns]) for name in names]
 

@@ -168,12 +168,28 @@ def test_some_causes_explain_only_that_nothing_changed() -> None:
     assert causes(judged(), Change(0.5, 0.3, (-0.3, -0.1), 20)) == ()
 
 
+def test_a_short_run_has_a_beginning_and_an_end_too() -> None:
+    stats = RunStats()
+    for step in range(12):
+        stats.add({"reward/mean": 0.5 if step < 6 else 0.2})
+    run = judged()._replace(stats=stats, steps=12)
+    (cause,) = causes(run, WORSE)
+    assert cause.startswith("the policy changed too fast (reward/mean fell from 0.5 to 0.2): lower")
+    few = RunStats()
+    few.add({"reward/mean": 0.5})
+    few.add({"reward/mean": 0.2})
+    assert causes(run._replace(stats=few), WORSE) == ()
+
+
 def test_the_sentence_has_the_change_and_at_most_three_causes() -> None:
     assert sentence_on(judged(), WORSE, "test") == (
         "The run ended below its beginning: pass@1 on test went from 0.600 to 0.500 (-10.0 points; "
         "95 % interval of the difference, paired by problem: -13.0 to -7.0); no figure explains "
-        "it: compare early and late samples with rlax report."
+        "it: compare early and late samples with rlax report, and try a tenth of learning_rate = "
+        "0.0005: one that is too high is a possible cause."
     )
+    short = judged(steps=12)
+    assert "updates" not in sentence_on(short, WORSE, "test")
     nothing = sentence_on(judged(steps=3), UNCHANGED, "test")
     assert nothing.startswith("The evaluation does not show that anything was learned: pass@1")
     assert nothing.endswith("a likely cause: the run made only 3 updates: raise steps = 320.")

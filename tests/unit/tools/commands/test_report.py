@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.run.evaluation.result import Evaluated, record
+from rlax_plugin.run.evaluation.statistics import Estimate
 from rlax_plugin.run.state import journal, samples
 from rlax_plugin.run.state.pruned import Pruned, write_pruned
 from rlax_plugin.run.state.read_samples import as_batch, from_table, rows_of
@@ -244,6 +247,35 @@ def test_configs_and_figures_side_by_side():
     assert rows["reward"] == ["0.375 → 0.375", missing]
     assert rows["wall time"] == [missing, "10 min 6 s"]
     assert rows["groups issued"] == [missing, "12"]
+
+
+def test_the_time_of_a_restarted_run_is_that_of_all_its_steps():
+    run = RunData("one", "/runs/one", metrics={"step": [1.0, 2.0], "time/step_s": [50.0, 40.0]})
+    run.summary = {"wall_s": 45.0, "trainer_restarts": 1}
+    shown = {figure.name: figure.value for figure in figures.figures(run)}
+    assert shown["wall time"] == "1 min 30 s"
+
+
+def test_runs_over_the_same_problems_are_compared_problem_by_problem(files, tmp_path):
+    """Each problem alone is uncertain; that every second one got better is not."""
+    other = RunFiles(tmp_path / "runs/other")
+    History().write(other)
+    elsewhere = RunFiles(tmp_path / "runs/elsewhere")
+    History().write(elsewhere)
+    for run, counts, digest in (
+        (files, (0, 4) * 20, "abc"),
+        (other, (1, 4) * 20, "abc"),
+        (elsewhere, (1, 4) * 20, "xyz"),
+    ):
+        share = sum(counts) / 4 / len(counts)
+        measures = {"pass_at_1": Estimate(share, 4, len(counts), (share - 0.2, share + 0.2))}
+        record(run, "after", Evaluated(3, {"test": measures}, {}, {"test": counts}))
+        run.put_json("prompts/prompts.json", {"evaluation set test": {"digest": digest}})
+    rows = dict(tables.side_by_side([read_run(run) for run in (files, other, elsewhere)]))
+    first, paired, apart = rows["pass@1 on test, change from mine"]
+    assert (first, apart) == ("\N{EN DASH}", "other problems")
+    change, low, high = re.fullmatch(r"(\S+) points \[(\S+), (\S+)\]", paired).groups()
+    assert change == "+12.5" and 8 < float(low) < 12.5 < float(high) < 17
 
 
 def test_a_run_that_is_not_there_is_one_clear_error(files, tmp_path):
