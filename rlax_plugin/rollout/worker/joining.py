@@ -222,7 +222,7 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
             if pauses.over:
                 what = f"reaching the controller ({error})"
                 raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
-            why = str(error)
+            why = f"no token of the run yet: {error}"
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 reason = (
@@ -236,7 +236,7 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
             if error.code() is not grpc.StatusCode.UNAVAILABLE or pauses.over:
                 what = f"reaching the controller ({describe(error)})"
                 raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
-            why = describe(error)
+            why = f"no answer from the controller: {describe(error)}"
         pause_s = pauses.next_s()
-        log.warning("no answer from the controller, trying again in %g s: %s", pause_s, why)
+        log.warning("%s; trying again in %g s", why, pause_s)
         await asyncio.sleep(pause_s)

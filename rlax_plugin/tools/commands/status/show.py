@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -45,7 +44,7 @@ def rendered(seen: Seen) -> RenderableType:
     """Returns the status with a table of its workers."""
     parts: list[RenderableType] = [Text(line) for line in lines_of(seen)]
     if seen.status is not None and (found := seen.status.controller) is not None:
-        parts.append(_workers(found, seen.frozen))
+        parts.append(_workers(found, seen))
     return Group(*parts)
 
 
@@ -90,26 +89,29 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
-def _workers(found: ControllerStatus, frozen: Collection[str]) -> Table:
+def _workers(found: ControllerStatus, seen: Seen) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("version", "slots in use", "tokens/s", "heartbeat"):
         table.add_column(column, justify="right")
     for one in found.workers:
-        table.add_row(*_row(one, frozen))
+        table.add_row(*_row(one, seen))
     for one in found.lost:
-        state = f"lost: {one.reason}" + ", frozen" * (one.name in frozen)
+        state = f"lost: {one.reason}" + ", frozen" * (one.name in seen.frozen)
         table.add_row(one.name, state, *[_UNKNOWN] * 3, f"{max(0.0, one.silent_s):.1f} s ago")
     if not found.workers and not found.lost:
         table.add_row("none", *[""] * 5)
     return table
 
 
-def _row(one: WorkerStatus, frozen: Collection[str]) -> tuple[str, ...]:
+def _row(one: WorkerStatus, seen: Seen) -> tuple[str, ...]:
+    if seen.ended and one.name not in seen.living:
+        return (one.name, "gone, with the trainer", *[_UNKNOWN] * 4)
+    state = "frozen" if one.name in seen.frozen else one.state
     return (
         one.name,
-        "frozen" if one.name in frozen else one.state,
+        f"{state}, without a trainer" if seen.ended else state,
         str(one.version) if one.version >= 0 else _UNKNOWN,
         f"{min(one.samples, one.slots)}/{one.slots}",
         _UNKNOWN if one.tokens_per_s is None else f"{one.tokens_per_s:,.0f}",

@@ -46,6 +46,7 @@ class Seen:
       outcome: the end of the run; empty: the trainer's process has not ended.
       ahead_s: seconds by which the clock of the writer is ahead of this process's.
       frozen: names of workers on this machine that are stopped by a signal or a debugger.
+      living: names of workers on this machine whose processes live.
       stands: True if the trainer's process lives, but is frozen, or does not answer.
     """
 
@@ -54,6 +55,7 @@ class Seen:
     outcome: Outcome = ""
     ahead_s: float = 0.0
     frozen: frozenset[str] = frozenset()
+    living: frozenset[str] = frozenset()
     stands: bool = False
 
     @property
@@ -78,8 +80,12 @@ def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool 
       RlaxError: the file cannot be read.
     """
     found = marks(state_dir)
-    frozen = frozenset(one.name for one in found if one.role == "worker" and _is_stopped(one))
-    return replace(_of_trainer(state_dir, files, found, readable=readable), frozen=frozen)
+    workers = [mark for mark in found if mark.role == "worker"]
+    return replace(
+        _of_trainer(state_dir, files, found, readable=readable),
+        frozen=frozenset(mark.name for mark in workers if _is_stopped(mark)),
+        living=frozenset(mark.name for mark in workers if lives(mark)),
+    )
 
 
 def _is_stopped(mark: Mark) -> bool:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from dispatching import registration
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, DeadlineError
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import resolved
@@ -209,6 +209,17 @@ def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_path: 
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_worker_without_a_token_says_at_once_what_it_waits_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = str(tmp_path / "token.json")
+    with pytest.raises(DeadlineError, match="token.json"):
+        asyncio.run(fetch_config("127.0.0.1:1", missing, 1.0))
+    assert "no answer" not in caplog.text
+    said = f"no token of the run yet: --token-file = '{missing}': does not exist"
+    assert said in caplog.text
 
 
 def test_a_token_of_another_registration_cannot_be_taken_over() -> None:

@@ -129,6 +129,15 @@ def test_lost_and_frozen_workers_are_listed() -> None:
     assert far.startswith("far     lost: no heartbeat for 3 s, frozen") and "8.0 s ago" in far
 
 
+def test_the_workers_of_a_killed_run_are_gone_unless_their_processes_live() -> None:
+    ended = Seen(status(), "killed", "killed", living=frozenset({"b"}))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rendered(ended))
+    *_, a, b = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert a.split() == "a gone, with the trainer - - - -".split()
+    assert b.startswith("b       generates, without a trainer")
+
+
 def test_lines_have_the_numbers() -> None:
     found = status(0.5, staleness_max=2.0, max_staleness=3, reward_s=0.0125, batch="3 of 8 groups")
     doing = Doing(what="training step 13", since=970.0)
