@@ -128,7 +128,13 @@ from rlax_plugin.run.metrics.tracking import (
 )
 
 # Objectives.
-from rlax_plugin.training.objective.advantages import Outcomes, completions, of_batch, per_group
+from rlax_plugin.training.objective.advantages import (
+    Outcomes,
+    completions,
+    of_batch,
+    per_group,
+    reads_values,
+)
 from rlax_plugin.training.objective.arrays import ArraySpec
 from rlax_plugin.training.objective.batches import ARRAYS, device_arrays
 from rlax_plugin.training.objective.inputs import TokenInputs, TokenOutputs

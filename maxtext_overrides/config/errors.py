@@ -31,38 +31,53 @@ _MUST = {
 }
 
 
+class NoSuchKeyError(ConfigError):
+    """A key that MaxText does not have; it has no effect on what else is wrong."""
+
+
+def together(problems: Sequence[ConfigError]) -> ConfigError:
+    """Returns the first problem, with those of other keys as further lines of its message."""
+    by_key: dict[str, ConfigError] = {}
+    for problem in problems:
+        by_key.setdefault(problem.key, problem)
+    first, *others = by_key.values()
+    return first.followed_by(f"also {problem}" for problem in others) if others else first
+
+
 def of_validation(error: ValidationError, fields: Fields, given: Mapping[str, Any]) -> ConfigError:
-    """Returns the first problem that pydantic found as a ConfigError, with a count of the others.
+    """Returns all problems that pydantic found as one ConfigError.
 
     Args:
       fields: fields of the config class.
       given: keys that files and arguments set, with their values.
     """
-    problems = error.errors()
-    first = problems[0]
-    location, known = _place(first["loc"], fields)
+    # A union counts once: pydantic tells what is wrong for each of its types.
+    by_key: dict[tuple[int | str, ...], Mapping[str, Any]] = {}
+    for problem in error.errors():
+        by_key.setdefault(problem["loc"][:1], problem)
+    return together([_of_problem(problem, fields, given) for problem in by_key.values()])
+
+
+def _of_problem(problem: Mapping[str, Any], fields: Fields, given: Mapping[str, Any]) -> ConfigError:
+    location, known = _place(problem["loc"], fields)
     if not location:
-        values = first["input"] if isinstance(first["input"], Mapping) else {}
+        values = problem["input"] if isinstance(problem["input"], Mapping) else {}
         named = {key: values.get(key, given[key]) for key in given}
-        message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
+        message = re.sub(r"^(Value error|Assertion failed), ", "", problem["msg"])
         return of_text(message, fields, named, "config")
-    key, value = ".".join(location), first["input"]
-    if first["type"] == "extra_forbidden":
+    key, value = ".".join(location), problem["input"]
+    if problem["type"] == "extra_forbidden":
         reason = "no such key; " + _nearest(location[-1], known)
-    elif "expected" in (first.get("ctx") or {}):
-        right = re.findall(r"'([^']*)'", str(first["ctx"]["expected"]))
+    elif "expected" in (problem.get("ctx") or {}):
+        right = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         reason = "no such value; " + _nearest(str(value), right)
     else:
-        reason = _MUST.get(first["type"]) or re.sub(r"^Input should", "must", first["msg"])
-    if first["type"] == "missing":
+        reason = _MUST.get(problem["type"]) or re.sub(r"^Input should", "must", problem["msg"])
+    if problem["type"] == "missing":
         value = None
     field = known.get(location[-1])
     if field is not None and field.description:
         reason += f" ({field.description.rstrip('.')})"
-    if len(problems) > 1:
-        # A union counts once: pydantic tells what is wrong for each of its types.
-        others = {problem["loc"][0] for problem in problems if problem["loc"]} - {location[0]}
-        reason += f"; also wrong: {', '.join(map(str, sorted(others)))}" if others else ""
     return ConfigError(key, value, reason)
 
 
@@ -76,7 +91,7 @@ def of_text(message: str, fields: Fields, given: Mapping[str, Any], fallback: st
     unknown = re.match(r"'([^']*)' not in ", message)
     if unknown:
         key = unknown[1]
-        return ConfigError(key, given.get(key), "no such key; " + _nearest(key, fields))
+        return NoSuchKeyError(key, given.get(key), "no such key; " + _nearest(key, fields))
     message = " ".join(message.split())
     keys = list(dict.fromkeys(_mentioned(message, fields, given)))
     if not keys:

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from maxtext.configs.types import MaxTextConfig
 from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
 from maxtext_overrides.config import errors
-from maxtext_overrides.config.rejected import reject
+from maxtext_overrides.config.rejected import rejections
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
@@ -41,7 +42,8 @@ class CheckedMaxTextConfig(MaxTextConfig):
     def _prepared(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        reject(values)
+        if rejected := list(rejections(values)):
+            raise errors.together(rejected)
         # Orbax wants absolute paths and says so only when the first checkpoint is written.
         paths = {
             key: os.path.abspath(path)
@@ -106,8 +108,31 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
       overrides: MaxText keys that win over both.
 
     Raises:
-      ConfigError: names the dotted key, its value, and what would be right.
+      ConfigError: names each dotted key that is wrong, its value, and what would be right.
     """
+    problems: list[ConfigError] = []
+    while True:
+        try:
+            loaded = _loaded(config, overrides)
+        except errors.NoSuchKeyError as error:
+            problems.append(error)
+            if error.key not in config.maxtext:
+                break
+            # The import takes ten seconds or more: what else is wrong is said with it.
+            others = {key: value for key, value in config.maxtext.items() if key != error.key}
+            config = replace(config, maxtext=others)
+        except ConfigError as error:
+            problems.append(error)
+            break
+        else:
+            if not problems:
+                return loaded
+            break
+    raise errors.together(problems)
+
+
+def _loaded(config: ResolvedConfig, overrides: Mapping[str, Any]) -> Config:
+    """Loads once; see ``load``."""
     said = {key: config.maxtext[key] for key in _winning(config)}
     filed = {key: value for key, value in config.maxtext.items() if key not in said}
     overrides = {**_cache_as_it_is(config), **_one_host(config), **said, **overrides}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlax_plugin.base.errors import ConfigError, alternatives
@@ -70,44 +70,45 @@ _REJECTED_TILED: tuple[_Rejection, ...] = (
 )
 
 
-def reject(values: Mapping[str, Any]) -> None:
+def rejections(values: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yields an error for every key that has such a value."""
     tiled = _above(1)(values.get("num_vocab_tiling"))
     for key, is_bad, reason in _REJECTED + (_REJECTED_TILED if tiled else ()):
         value = values.get(key)
         if value is not None and is_bad(value):
-            raise ConfigError(key, value, reason)
+            yield ConfigError(key, value, reason)
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(key, value, "must be a finite number")
+            yield ConfigError(key, value, "must be a finite number")
     for key in _AT_LEAST_ONE:
         if isinstance(value := values.get(key), int) and value < 1:
-            raise ConfigError(key, value, "must be at least 1")
+            yield ConfigError(key, value, "must be at least 1")
     kernel = values.get("attention")
     if isinstance(kernel, str) and kernel not in _KERNELS:
-        raise ConfigError("attention", kernel, alternatives(kernel, _KERNELS))
+        yield ConfigError("attention", kernel, alternatives(kernel, _KERNELS))
     if values.get("hardware") == "cpu" and kernel not in (None, "autoselected", "dot_product"):
-        raise ConfigError("attention", kernel, "must be dot_product with hardware: cpu")
+        yield ConfigError("attention", kernel, "must be dot_product with hardware: cpu")
     rate, length = values.get("per_device_batch_size"), values.get("max_target_length")
     if tiled and isinstance(rate, float | int) and isinstance(length, int):
         tiles, tokens = values["num_vocab_tiling"], int(rate * length)
         if tokens % tiles:
             reason = f"must divide per_device_batch_size * max_target_length = {tokens}"
-            raise ConfigError("num_vocab_tiling", tiles, reason)
+            yield ConfigError("num_vocab_tiling", tiles, reason)
     for network in ("ici", "dcn"):
         rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
         if len(rest) > 1:
             reason = f"only one of {', '.join(rest)} may be -1, which takes the remaining devices"
-            raise ConfigError(rest[-1], -1, reason)
+            yield ConfigError(rest[-1], -1, reason)
     if values.get("use_indexer") and not values.get("indexer_sparse_training"):
-        raise ConfigError(
+        yield ConfigError(
             "indexer_sparse_training",
             False,
             "must be true with use_indexer, which has no loss otherwise",
         )
     lora = values.get("lora")
     if isinstance(lora, Mapping) and lora.get("enable_lora"):
-        raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
+        yield ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
     if isinstance(rate, float | int) and rate < 1:
-        raise ConfigError(
+        yield ConfigError(
             "per_device_batch_size", rate, "must be at least 1, because a smaller value drops rows"
         )

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_maxtext.config_agreement import answered_prompts, check_shapes, given_config
-from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
+from rlax_maxtext.options import (
+    HUGE_LEARNING_RATE,
+    TrainerOptions,
+    WarmStart,
+    check_directory,
+)
 from rlax_plugin.api import (
     BuildContext,
     CheckResult,
@@ -268,7 +273,7 @@ def _warnings(
         yield "load_parameters_path", "is empty, so training starts from random weights"
     if config.learning_rate == 0:
         yield "learning_rate", "is 0, so the model learns nothing"
-    if pretrained and config.learning_rate > _HIGH_LEARNING_RATE:
+    if pretrained and HUGE_LEARNING_RATE >= config.learning_rate > _HIGH_LEARNING_RATE:
         yield "learning_rate", f"is {config.learning_rate:g}, which is high for a pretrained model"
     if options.allow_untested:
         yield "rlax.trainer.allow_untested", "is true: overrides of MaxText are not verified"

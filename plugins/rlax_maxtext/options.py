@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from maxtext_overrides.trainer import first_weights
 from rlax_plugin.api import (
     BuildContext,
+    CheckResult,
     ConfigError,
     NonNegativeInt,
     PathText,
@@ -100,8 +102,48 @@ class TrainerOptions(Section):
     )
 
 
-def check_start(options: TrainerOptions, context: BuildContext) -> None:
+# Adam moves each weight by about the learning rate in an update; weights are about this large.
+HUGE_LEARNING_RATE = 0.1
+"""Above it, a run is warned of its learning rate before it starts."""
+# Of MaxText's supervised training and its data.
+_NOT_OF_RL = (
+    "dataset_name",
+    "eval_dataset_name",
+    "eval_split",
+    "grain_train_files",
+    "hf_path",
+    "hf_train_files",
+    "num_epoch",
+    "packing",
+    "sft_train_on_completion_only",
+    "train_data_columns",
+    "train_split",
+    "use_sft",
+)
+
+
+def _warnings(maxtext: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    rate = maxtext.get("learning_rate")
+    if isinstance(rate, int | float) and rate > HUGE_LEARNING_RATE:
+        yield (
+            "learning_rate",
+            f"is {rate:g}, with which the first update destroys the model; common are 1e-3 for a "
+            "small model from random weights and 1e-6 for a pretrained one",
+        )
+    for key in _NOT_OF_RL:
+        if maxtext.get(key):
+            yield (
+                key,
+                "has no effect: it is of MaxText's supervised training, and batches come from "
+                "rlax.prompt_source and the rollouts",
+            )
+
+
+def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     """Rejects a warm start, a local tokenizer or first weights that do not exist.
+
+    Returns:
+      Warnings about keys of MaxText.
 
     Raises:
       ConfigError: see above.
@@ -115,6 +157,7 @@ def check_start(options: TrainerOptions, context: BuildContext) -> None:
     found = first_weights.chosen(context.maxtext)
     if found is not None and "://" not in found[1]:
         first_weights.check_place(*found, context.maxtext.get("scan_layers"))
+    return CheckResult(warnings=list(_warnings(context.maxtext)))
 
 
 def check_directory(warm: WarmStart, context: BuildContext) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -258,6 +259,16 @@ def model_keys(name: str) -> dict[str, Any]:
     if path is None or Path(name).name != name or not path.is_file():
         return {}
     return merged(path)
+
+
+def repeated_keys(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns a warning for each key that several ``key=value`` arguments set: (key, sentence)."""
+    times = Counter(override.partition("=")[0] for override in overrides)
+    return [
+        (key, f"is given {count} times on the command line: the last one counts")
+        for key, count in times.items()
+        if count > 1
+    ]
 
 
 def _parse_override(text: str) -> dict[str, Any]:

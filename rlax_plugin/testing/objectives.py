@@ -154,7 +154,7 @@ def evaluate_objective(
     overlong = slots.algorithm.overlong
     if max_new_tokens is None and overlong.penalty and not overlong.max_tokens:
         slots = replace(slots_of(_without_limit(section)), **further)
-    if unused := unused_arrays(slots, arrays, shape, group_size):
+    if unused := unused_arrays(slots, arrays):
         raise ValueError("; ".join(unused.values()))
     if slots.needs_reference and reference_logprobs_bt is None:
         raise ValueError("the objective has KL to a reference policy: give reference_logprobs_bt")
@@ -213,14 +213,11 @@ def slots_of(section: RlaxSection) -> ObjectiveSlots:
     return registry_for(section).slots(BuildContext.outside_run(section))
 
 
-def unused_arrays(
-    slots: ObjectiveSlots, names: Collection[str], shape: tuple[int, ...], group_size: int
-) -> dict[str, str]:
+def unused_arrays(slots: ObjectiveSlots, names: Collection[str]) -> dict[str, str]:
     """Optional arrays of ``evaluate_objective`` that have no effect.
 
     Args:
       names: names of the arrays.
-      shape: shape of each.
 
     Returns:
       Name -> sentence that says so, and names the settings that would use it.
@@ -237,7 +234,7 @@ def unused_arrays(
             "pi_old is behaviour_logprobs_bt; old_policy: proximal would use it",
         ),
         "values_bt": (
-            lambda: _reads_values(slots.advantages, shape, group_size),
+            lambda: advantages.reads_values(slots.advantages),
             f"the advantage {advantage} reads no values; advantage: {{name: gae}} would use them",
         ),
     }
@@ -246,18 +243,6 @@ def unused_arrays(
         for name, (used, reason) in checks.items()
         if name in names and not used()
     }
-
-
-def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_size: int) -> bool:
-    """True if two critics lead to different advantages."""
-    rng = np.random.default_rng(0)
-    samples, length = shape[0], max(shape[1], 2)
-    outcomes = advantages.Outcomes(
-        rng.normal(size=samples), np.full(samples, length), np.arange(samples) // group_size
-    )
-    values = (rng.normal(size=(samples, length)) for _ in range(2))
-    first, second = (slot(replace(outcomes, values_nt=values_nt)) for values_nt in values)
-    return not np.array_equal(first, second)
 
 
 def _advantages(

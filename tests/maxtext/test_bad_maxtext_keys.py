@@ -146,7 +146,7 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
         ),
         ("mu_dtype=foo", "mu_dtype = 'foo': data type 'foo' not understood"),
         ("lora.rank=2", "lora.rank = 2: no such key; did you mean 'lora_rank'?"),
-        ("dtype=x opt_type=adam", "did you mean 'adamw'? known: adam_pax, adamw, muon, sgd ("),
+        ("opt_type=adam", "did you mean 'adamw'? known: adam_pax, adamw, muon, sgd ("),
         ("base_emb_dim=[1", "base_emb_dim = '[1': is not valid YAML: expected"),
     ],
 )
@@ -155,3 +155,19 @@ def test_bad_values_are_config_errors_that_name_the_key(argv: str, expected: str
         rlax_config.load(resolve(TINY, argv.split()))
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "base_emb_dimm=8 dtype=x opt_type=adam base_mlp_dimm=3",
+        "dropout_rate=0.1 enable_diloco=true use_dpo=true",
+    ],
+)
+def test_all_keys_that_are_wrong_are_told_at_once(argv: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rlax_config.load(resolve(TINY, argv.split()))
+    lines = str(error.value).splitlines()
+    assert {line.removeprefix("also ").partition(" ")[0] for line in lines} == {
+        word.partition("=")[0] for word in argv.split()
+    }

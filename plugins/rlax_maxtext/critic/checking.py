@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
-
 from rlax_maxtext.critic.options import CriticConfig, Learning, ValueHeadConfig
 from rlax_maxtext.critic.signal import config_key
-from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Outcomes, resolve
+from rlax_plugin.api import BuildContext, CheckResult, ConfigError, reads_values, resolve
 
 _TRAINER = "maxtext"
 
@@ -35,7 +30,7 @@ def check_head_start(config: ValueHeadConfig, context: BuildContext) -> None:
 def _check_learning(learning: Learning, context: BuildContext, key: str) -> None:
     section = context.section
     slots = resolve(section, context.part)
-    if not _reads_values(slots.advantages):
+    if not reads_values(slots.advantages):
         name = slots.algorithm.advantage.name if slots.algorithm.advantage else None
         reason = (
             "reads no values, so a critic has no effect: choose gae, as preset ppo does, or take "
@@ -49,14 +44,6 @@ def _check_learning(learning: Learning, context: BuildContext, key: str) -> None
     if isinstance(steps, int) and learning.warm_up_steps >= steps // slots.updates_per_step > 0:
         reason = f"must be below the {steps // slots.updates_per_step} steps of the run"
         raise ConfigError(f"{key}.warm_up_steps", learning.warm_up_steps, reason)
-
-
-def _reads_values(slot: Callable[[Outcomes], np.ndarray]) -> bool:
-    rewards_n = np.array([1.0, 0.0, 1.0, 0.5])
-    outcomes = Outcomes(rewards_n, np.array([2, 2, 1, 2]), np.array([0, 0, 1, 1]))
-    first_nt = np.linspace(0.0, 1.0, 8).reshape(4, 2)
-    first, second = (slot(replace(outcomes, values_nt=nt)) for nt in (first_nt, first_nt**2))
-    return not np.array_equal(first, second)
 
 
 def check_critic(config: CriticConfig, context: BuildContext) -> CheckResult | None:

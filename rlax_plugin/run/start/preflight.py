@@ -67,7 +67,19 @@ def check_start(
         prometheus_token(section.network)
     if section.network.tls.given:
         OperatorIdentity(section.network.tls, [section.network.place.reached_at])
-    return slots, registry.check_start(section, context)
+    return slots, [*_warnings_of_values(section, slots), *registry.check_start(section, context)]
+
+
+def _warnings_of_values(section: RlaxSection, slots: ObjectiveSlots) -> list[tuple[str, str]]:
+    """Warns of advantages that a critic is meant for, where no signal can be one."""
+    if section.signals or not advantages.reads_values(slots.advantages):
+        return []
+    name = slots.algorithm.advantage.name if slots.algorithm.advantage else ""
+    text = (
+        f"is {section.objective.preset}, whose advantage {name} reads the values of a critic, and "
+        "there is none, so every value is 0: set rlax.signals: [{name: critic}] (docs/critic.md)"
+    )
+    return [("rlax.objective.preset", text)]
 
 
 def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:

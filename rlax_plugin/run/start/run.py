@@ -28,7 +28,7 @@ from rlax_plugin.base.text.terminal import console, quiet
 from rlax_plugin.base.types import HostPlace
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.identity import config_hash
-from rlax_plugin.config.loading import resolve
+from rlax_plugin.config.loading import repeated_keys, resolve
 from rlax_plugin.data.curation.stages import check_stages
 from rlax_plugin.data.prompts.of_run import RunPrompts
 from rlax_plugin.data.prompts.record import record_prompts
@@ -133,7 +133,7 @@ def train(
         except RlaxError as error:
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error
-        for key, text in warnings:
+        for key, text in (*repeated_keys(overrides), *warnings):
             out.print(f"warning: {key} {text}")
         reached(FaultPoint.CONFIG_WRITTEN)
         dashboard = Dashboard(out, last_step)

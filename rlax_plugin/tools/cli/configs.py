@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,7 +140,7 @@ def check(
         from rlax_plugin.base.text.terminal import console as harmless
         from rlax_plugin.base.text.terminal import counting
         from rlax_plugin.build import registry_for
-        from rlax_plugin.config.loading import resolve
+        from rlax_plugin.config.loading import repeated_keys, resolve
         from rlax_plugin.run.start.preflight import check_own_run
         from rlax_plugin.tools.commands import check
         from rlax_plugin.tools.commands import compile as compiling
@@ -153,6 +154,8 @@ def check(
         resolved = resolve(config, overrides or ())
         section = resolved.section
         examined = check.examine(resolved, registry_for(section))
+        repeated = repeated_keys(overrides or ())
+        examined = replace(examined, warnings=[*repeated, *examined.warnings])
         check_own_run(resolved, (config, *(overrides or ())))
         listed = f" and {plural(len(section.plugins), 'plug-in')}" if section.plugins else ""
         lines = [f"ok  section rlax:{listed} of {config}"]

@@ -297,6 +297,22 @@ def compares_groups(slot: AdvantageSlot) -> bool:
     return bool(together.any() and not alone.any())
 
 
+def reads_values(slot: AdvantageSlot) -> bool:
+    """True if a critic's values change the advantages.
+
+    Raises:
+      ConfigError, TrainingError: see ``of_groups``.
+    """
+    rewards_n = np.array([1.0, 0.0, 1.0, 0.5])
+    outcomes = Outcomes(rewards_n, np.array([2, 2, 1, 2]), np.array([0, 0, 1, 1]))
+    first_nt = np.linspace(0.0, 1.0, 8).reshape(4, 2)
+    first, second = (
+        _computed(slot, replace(outcomes, values_nt=values_nt))
+        for values_nt in (first_nt, first_nt**2)
+    )
+    return not np.array_equal(first, second)
+
+
 def of_batch(
     slot: AdvantageSlot,
     arrays: Mapping[str, np.ndarray],

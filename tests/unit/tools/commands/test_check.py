@@ -87,6 +87,9 @@ def test_the_demo_in_words() -> None:
         ("rlax.rollouts.temperature=0.1", "rlax.rollouts.temperature", "alike"),
         ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "is 5, which is short"),
         ("rlax.objective.allow_uncorrected=true", "rlax.objective.allow_uncorrected", "is true"),
+        ("learning_rate=1e9", "learning_rate", "is 1e+09, with which the first update destroys"),
+        ("use_sft=true", "use_sft", "has no effect: it is of MaxText's supervised training"),
+        ("rlax.objective.preset=ppo", "rlax.objective.preset", "advantage gae reads the values"),
         ("run_name=", "run_name", "is not set"),
         ("rlax.rewards=[{name: exact_answer}, {name: exact_answer}]", THRESHOLD, "its 2 rewards"),
         (f"rlax.evaluation.sets={{hard: {{rewards: {THREE}}}}}", THRESHOLD, "its 3 rewards"),
@@ -95,6 +98,11 @@ def test_the_demo_in_words() -> None:
 def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: str) -> None:
     found = doubted("--fast", DEMO, override)
     assert list(found) == [key] and text in found[key]
+
+
+def test_a_key_that_is_given_twice_is_told() -> None:
+    found = doubted("--fast", DEMO, "steps=64", "rlax.seed=1", "steps=128")
+    assert found == {"steps": "is given 2 times on the command line: the last one counts"}
 
 
 def test_a_converted_model_without_a_name_counts_as_pretrained(tmp_path: Path) -> None:
