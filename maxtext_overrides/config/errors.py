@@ -58,7 +58,9 @@ def of_validation(error: ValidationError, fields: Fields, given: Mapping[str, An
     return together([_of_problem(problem, fields, given) for problem in by_key.values()])
 
 
-def _of_problem(problem: Mapping[str, Any], fields: Fields, given: Mapping[str, Any]) -> ConfigError:
+def _of_problem(
+    problem: Mapping[str, Any], fields: Fields, given: Mapping[str, Any]
+) -> ConfigError:
     location, known = _place(problem["loc"], fields)
     if not location:
         values = problem["input"] if isinstance(problem["input"], Mapping) else {}

@@ -215,7 +215,7 @@ def test_a_worker_without_a_token_says_at_once_what_it_waits_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = str(tmp_path / "token.json")
-    with pytest.raises(DeadlineError, match="token.json"):
+    with pytest.raises(DeadlineError, match=r"token\.json"):
         asyncio.run(fetch_config("127.0.0.1:1", missing, 1.0))
     assert "no answer" not in caplog.text
     said = f"no token of the run yet: --token-file = '{missing}': does not exist"

@@ -134,7 +134,7 @@ def test_the_workers_of_a_killed_run_are_gone_unless_their_processes_live() -> N
     console = Console(file=io.StringIO(), width=120)
     console.print(rendered(ended))
     *_, a, b = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert a.split() == "a gone, with the trainer - - - -".split()
+    assert " ".join(a.split()) == "a gone, with the trainer - - - -"
     assert b.startswith("b       generates, without a trainer")
 
 
