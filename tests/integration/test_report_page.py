@@ -188,3 +188,30 @@ def test_all_charts_over_steps_move_to_another_x_axis(page, run):
     assert titles["samples"] == "samples scored"
     samples = page.evaluate("moved(20, 'samples', 0)")
     assert samples == sum(m["rollout/samples"] for m in steps) == len(run.samples())
+
+
+def test_a_narrow_page_breaks_no_word_and_covers_no_legend(chromium, run):
+    page, problems = open_page(chromium, run.dir / "report.html", width=520)
+    # A word on two lines has two rectangles.
+    broken = page.evaluate(
+        """() => [...document.querySelectorAll("#changes td, .card dt")].flatMap((cell) => {
+          const node = cell.firstChild?.firstChild ?? cell.firstChild, range = new Range();
+          return [...(node?.data ?? "").matchAll(/\\S+/g)].filter((word) => {
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            return range.getClientRects().length > 1;
+          }).map(String);
+        })"""
+    )
+    assert broken == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 520
+    chart = page.locator("#chart-reward")
+    chart.scroll_into_view_if_needed()
+    chart.hover()
+    icons = chart.locator(".modebar-container .modebar").bounding_box()
+    legend = chart.locator(".legend").bounding_box()
+    assert (
+        icons["x"] >= legend["x"] + legend["width"] or icons["y"] >= legend["y"] + legend["height"]
+    )
+    assert problems == []
+    page.context.close()

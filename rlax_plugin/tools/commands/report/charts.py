@@ -179,9 +179,9 @@ def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:
     for figure, pairs in figures.items():
         row = metric_names.find(pairs[0][0])
         unit = row.unit if row else figure.replace("_", " ")
-        charts.append(
-            chart(Lines(f"machine-{figure}", f"{_MACHINE}{figure}", unit, tuple(pairs)), runs)
-        )
+        caption = f"of {' and of '.join(processes for _, processes in pairs)}"
+        lines = Lines(f"machine-{figure}", f"{_MACHINE}{figure}", unit, tuple(pairs), caption)
+        charts.append(chart(lines, runs))
     return charts
 
 

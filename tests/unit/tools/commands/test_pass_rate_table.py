@@ -14,6 +14,7 @@ from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.data.curation.pass_rate_files import About, measured
 from rlax_plugin.run.evaluation.problems import Answered
+from rlax_plugin.tools.commands.evaluate.command import Asked
 from rlax_plugin.tools.commands.evaluate.parts import Counts, Parts
 from rlax_plugin.tools.commands.evaluate.show import summaries
 

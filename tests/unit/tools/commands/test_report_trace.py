@@ -80,6 +80,8 @@ def test_machines_have_a_chart_for_each_figure_with_a_line_for_each_process():
     metrics |= {"machine/workers_cpu": [2.0, 3.0], "machine/workers_read_bytes_per_s": [0.0, 9.0]}
     found = charts.sections([RunData("a", "a", metrics=metrics)])
     made = {c.key: c.figure.data for s in found for c in s.charts}
+    captions = {c.key: c.caption for s in found for c in s.charts}
+    assert captions["machine-cpu"] == "of trainer and of workers"
     lines = {t.name: list(t.y) for t in made["machine-cpu"] if t.y is not None}
     assert lines == {"trainer": [0.5, 1.0], "workers": [2.0, 3.0]}
     assert [list(t.y) for t in made["machine-read_bytes_per_s"]] == [[0.0, 9.0]]

@@ -80,9 +80,10 @@ function themed(layout) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: text, size: 12, family: "system-ui, sans-serif" },
-    margin: { l: 58, r: 14, t: 30, b: 46 },
+    margin: { l: 58, r: 34, t: 30, b: 46 },
     hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: text } },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
+    // In the margin on the right: above the chart they would cover the legend.
+    modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: text },
   };
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
     coloured[name] = { ...layout[name], gridcolor: line, zerolinecolor: line, linecolor: line,
