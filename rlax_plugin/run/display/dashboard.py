@@ -151,10 +151,11 @@ class Dashboard:
                 f"{m['rollout/tokens'] / max(m['time/step_s'], 1e-9):,.0f} tok/s  "
             )
             left = f"  left {self._left_s():.0f} s"
+        gap_nats = m.get("logprob_gap/p95", math.nan)
+        gap = "-" if math.isnan(gap_nats) else f"{gap_nats:.1e}"  # without an on-policy token
         return (
             f"step {self._step}/{self._total_steps}  reward {self._reward()}  "
-            f"staleness {m['staleness/max']:.0f}  "
-            f"gap p95 {m.get('logprob_gap/p95', float('nan')):.1e}  {speed}"
+            f"staleness {m['staleness/max']:.0f}  gap p95 {gap}  {speed}"
             f"workers {m['rollout/workers']:.0f}  version {self._version}{left}"
         )
 

@@ -79,9 +79,11 @@ def check_environment(trial: Trial, part: Inspection) -> None:
     ):
         for prompt in prompts:
             one, two = environment.first(prompt), environment.first(prompt)
-            right = isinstance(one, np.ndarray) and one.dtype == np.int32 and one.ndim == 1
-            require(right and len(one) > 0, f"for {prompt.text!r} it returned {one!r}")
+            returned = f"for {prompt.text!r} it returned {one!r}"
+            require(isinstance(one, np.ndarray), f"{returned}, which is no array")
+            require(one.ndim == 1 and len(one) > 0, f"{returned}, which is no list of tokens")
             require(np.array_equal(one, two), f"{one.tolist()}, then {two.tolist()}")
+            require(one.dtype == np.int32, f"{returned}, whose dtype is {one.dtype}")
     if not part.sound:
         return
     played: list[tuple[Prompt, int, int, Outcome, list[object]]] = []

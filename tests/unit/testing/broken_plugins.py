@@ -181,6 +181,28 @@ BROKEN: dict[str, Broken] = {
         "torch was imported",
         "score with numpy or plain Python",
     ),
+    "environment_with_another_question_each_time": source_of(
+        "environment",
+        """
+        import numpy as np
+        from rlax_plugin.api import Environment, Outcome
+
+        class Asking(Environment):
+            asked = 0
+
+            def first(self, prompt):
+                self.asked += 1
+                return np.array([self.asked, 2])
+
+            async def play(self, prompt, session):
+                return Outcome()
+
+        def build(context):
+            return Asking()
+        """,
+        "[1, 2], then [2, 2]",
+        "the first question, each time the same",
+    ),
     "filter_that_remembers": source_of(
         "filter",
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 from rich.console import Console
 
@@ -43,6 +44,13 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
     line = out.getvalue().splitlines()[-1]
     assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
     assert "200 tok/s  workers 3  version 10  left 0 s" in line
+
+
+def test_a_step_without_an_on_policy_token_has_no_gap():
+    out_console, out = console()
+    with Dashboard(out_console, 1, every_s=10.0) as dashboard:
+        dashboard.step(1, {**metrics(0.75), "logprob_gap/p95": math.nan}, 1)
+    assert "gap p95 -  " in out.getvalue() and "nan" not in out.getvalue()
 
 
 def test_a_terminal_shows_the_phase_until_the_first_step_has_ended() -> None:
