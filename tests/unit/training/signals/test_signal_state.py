@@ -7,8 +7,6 @@ import object_store  # noqa: F401  it makes objects:// known
 import pytest
 
 from rlax_plugin.api import BatchSignal, RunFiles, SignalChain, SignalState, TrainingError
-from rlax_plugin.base.files import faults
-from rlax_plugin.base.files.faults import FaultPoint
 from rlax_plugin.testing import make_arrays, make_batch
 
 BATCH = make_arrays(make_batch())
@@ -102,18 +100,6 @@ def test_states_go_with_their_checkpoints_and_not_before_the_next_one_is_there(f
     checkpoints |= {5, 10}
     again.save(12)
     assert left() == [4, 5, 12]
-
-
-def test_the_state_is_whole_where_a_process_may_be_killed(files, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "rlax_plugin.training.signals.chain.reached",
-        lambda point: seen.append((point, files.exists(FILE))),
-    )
-    saved(files)
-    assert seen == [(FaultPoint.SIGNALS_WRITTEN, True)]
-    order = list(faults.FaultPoint)
-    assert order.index(FaultPoint.SIGNALS_WRITTEN) < order.index(FaultPoint.SNAPSHOT_BEGUN)
 
 
 @pytest.mark.parametrize("name", ["../../../other", "a/b", "", "."])
