@@ -151,13 +151,6 @@ def test_a_slot_may_answer_per_token_and_sees_values() -> None:
     assert outcomes.mask_nt.sum(axis=1).tolist() == [1, 2, 2, 1, 1]
 
 
-def test_a_batch_without_scored_samples_has_no_advantages() -> None:
-    one = (group(0, (1, None)),)
-    batch = TrainBatch(1, one, of_groups(batch_centred, one))
-    arrays = build_arrays(batch, rows=2, length=4)
-    assert not of_batch(batch_centred, arrays).any()
-
-
 # --- shaping -------------------------------------------------------------------------------------
 
 

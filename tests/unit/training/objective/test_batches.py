@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""Batches laid out by hand: packing, masks, placement, and what is rejected."""
 
-from dataclasses import replace
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from sections import section_with
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.base.types import (
     Episode,
-    Sampled,
     Score,
     ScoredGroup,
     TrainBatch,
@@ -20,23 +19,16 @@ from rlax_plugin.base.types import (
     Unscored,
 )
 from rlax_plugin.config import Algorithm
-from rlax_plugin.testing import make_prompt
-from rlax_plugin.training.objective.batches import (
-    ARRAYS,
-    HOST_ARRAYS,
-    arrays_of,
-    build_arrays,
-    sizes,
-)
+from rlax_plugin.testing import make_prompt, make_sampled
+from rlax_plugin.training.objective.batches import ARRAYS, HOST_ARRAYS, arrays_of, build_arrays
 from rlax_plugin.training.objective.placing import place
 
 SPECS = ARRAYS | HOST_ARRAYS
 
 
 def turn(given, tokens, logprobs, versions, finish="stop"):
-    sampled = Sampled(
-        seed=0,
-        tokens=np.array(tokens, np.int32),
+    sampled = make_sampled(
+        tokens=tokens,
         logprobs=np.array(logprobs, np.float32),
         versions=np.array(versions, np.int32),
         finish=finish,
@@ -77,51 +69,6 @@ def assert_arrays(arrays, expected):
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
-    one = batch(5, example(), advantages=[[1.5, 0.0]])
-    arrays = build_arrays(one, rows=3, length=6, pad_id=99)
-    expected = {
-        # sequence 11 12 13 21 22 -> 4 positions; 11 12 13 31 -> 3; the third row is padding.
-        "inputs": [[11, 12, 13, 21, 99, 99], [11, 12, 13, 99, 99, 99], [99] * 6],
-        "targets": [[12, 13, 21, 22, 99, 99], [12, 13, 31, 99, 99, 99], [99] * 6],
-        "inputs_position": [[0, 1, 2, 3, 4, 5]] * 3,
-        "targets_position": [[0, 1, 2, 3, 4, 5]] * 3,
-        "inputs_segmentation": [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [0] * 6],
-        "targets_segmentation": [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [0] * 6],
-        # Position 2 predicts the first completion token, 21.
-        "rl_mask": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
-        "rl_advantages": [[0, 0, 1.5, 1.5, 0, 0], [0] * 6, [0] * 6],
-        "rl_behaviour_logprobs": [[0, 0, -0.5, -0.25, 0, 0], [0] * 6, [0] * 6],
-        "rl_staleness": [[0, 0, 2, 1, 0, 0], [0] * 6, [0] * 6],  # 5 - 3, 5 - 4
-        "rl_group": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
-        "rl_episode": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
-        "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
-        "rl_place": [[0, 0, 1, 2, 0, 0], [0] * 6, [0] * 6],
-        "rl_truncated": [[0] * 6] * 3,
-        "rl_turn": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
-        # One of the two samples has a score.
-        "rl_group_size": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
-        "rl_sample": np.zeros((3, 6)),
-        "rl_sample_length": [[0, 0, 2, 2, 0, 0], [0] * 6, [0] * 6],
-        "rl_total_reward": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
-        "rl_step": [[0, 0, 5, 5, 0, 0], [0] * 6, [0] * 6],
-    }
-    assert_arrays(arrays, expected)
-
-
-def test_groups_follow_each_other_and_the_longest_sample_may_fill_its_row():
-    one = batch(
-        1,
-        group((1.0, turn(PROMPT, [1, 2, 3], [-1, -2, -3], [0] * 3))),
-        group((1.0, turn((5,), [4], [-4], [0])), number=8),
-        advantages=[[0.5], [-0.5]],
-    )
-    arrays = build_arrays(one, rows=2, length=5)
-    np.testing.assert_array_equal(arrays["inputs"], [[11, 12, 13, 1, 2], [5, 0, 0, 0, 0]])
-    np.testing.assert_array_equal(arrays["rl_mask"], [[0, 0, 1, 1, 1], [1, 0, 0, 0, 0]])
-    np.testing.assert_array_equal(arrays["rl_advantages"][:, [2, 0]], [[0.5, 0], [0, -0.5]])
-
-
 def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_hand():
     """Sizes 4 3 | 1: the longest lies first, the shortest behind it, the middle one is alone."""
     second = group((0.25, turn((5,), [41], [-2], [4])), number=8)
@@ -151,20 +98,6 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
     for side in ("position", "segmentation"):
         expected[f"targets_{side}"] = expected[f"inputs_{side}"]
     assert_arrays(arrays, expected)
-
-
-def test_truncated_samples_train_no_token_but_their_rewards_count():
-    cut = turn((9,), [1, 2], [-1, -2], [0, 0], finish="length")
-    answered = group((0.5, cut), (1.0, turn((9,), [3], [-3], [0])))
-    one = batch(1, answered, advantages=[[-1.0, 1.0]])
-    arrays = build_arrays(one, rows=2, length=3)
-    masked = build_arrays(one, rows=2, length=3, mask_truncated=True)
-    np.testing.assert_array_equal(arrays["rl_mask"], [[1, 1, 0], [1, 0, 0]])
-    np.testing.assert_array_equal(masked["rl_mask"], [[0, 0, 0], [1, 0, 0]])
-    np.testing.assert_array_equal(masked["rl_rewards"], [[0.5, 0.5, 0], [1, 0, 0]])
-    np.testing.assert_array_equal(masked["rl_group"], [[1, 1, 0], [1, 0, 0]])
-    differing = [n for n in arrays if not np.array_equal(arrays[n], masked[n])]
-    assert differing == ["rl_mask"]
 
 
 def test_a_batch_has_the_configs_shape_and_the_presets_mask():
@@ -235,16 +168,6 @@ def test_nothing_overlaps_nothing_is_lost_and_rows_hold_it(layout):
         assert covered[row, :used].all()  # without gaps
 
 
-@pytest.mark.property
-@given(st.lists(st.integers(1, 9), max_size=8))
-def test_one_sample_per_row_lies_in_its_own_row(sizes_n):
-    assert place(sizes_n, 8, 9, 1) == [(row, 0, 1) for row in range(len(sizes_n))]
-
-
-def test_sizes_are_those_of_inputs():
-    assert sizes([example(), group((0.0, turn((5,), [4], [-4], [0])))]) == [4, 3, 1]
-
-
 # --- rejected -------------------------------------------------------------------------------------
 
 
@@ -257,14 +180,12 @@ def with_first(*found, score=1.0):
     [
         (example(), [], "1 groups with advantages for 0"),
         (example(), [[1.5]], "group 7 lacks"),
-        (replace(example(), scores=(Score(1.0),)), [[1.5, 0.0]], "group 7 lacks"),
         (example(), [[np.nan, 0.0]], "sample 0 of group 7 has an adv"),
         (
             group((1.0, FIRST), (None, turn(PROMPT, [], [], []))),
             [[1.5, 0.0]],
             "sample 1 of group 7 has an empty",
         ),
-        (with_first(turn((), [1], [-1], [0])), [[1.5, 0.0]], "sample 0 of group 7 has an empty"),
         (with_first((Trajectory(()),)), [[1.5, 0.0]], "sample 0 of group 7 has an empty"),
         (
             with_first((Trajectory((FIRST, turn((5,), [], [], []))),)),
@@ -277,26 +198,9 @@ def with_first(*found, score=1.0):
             "sample 0 of group 7 has .* not finite",
         ),
         (with_first(turn(PROMPT, [1, 2], [-1], [0, 0])), [[1.5, 0.0]], "2 tokens, 1 log-probs"),
-        (
-            with_first(turn(PROMPT, [1], [-1], [5])),
-            [[1.5, 0.0]],
-            "version 5, which is not published before step 5",
-        ),
-        (
-            with_first((Trajectory((FIRST, turn((5,), [1], [-1], [6]))),)),
-            [[1.5, 0.0]],
-            "version 6, which is not published before step 5",
-        ),
+        (with_first(turn(PROMPT, [1], [-1], [5])), [[1.5, 0.0]], "version 5, which is not publ"),
     ],
 )
 def test_samples_that_cannot_be_right_are_rejected(broken, advantages, message):
     with pytest.raises(TrainingError, match=message):
         build_arrays(batch(5, broken, advantages=advantages), rows=2, length=8)
-
-
-def test_samples_that_do_not_fit_are_rejected():
-    one = batch(5, example(), advantages=[[1.5, 0.0]])
-    with pytest.raises(TrainingError, match=r"sample 0 of group 7 needs 4 positions .* have 3"):
-        build_arrays(one, rows=2, length=3)
-    with pytest.raises(TrainingError, match=r"groups \[7\] hold 2 sequences .*, rows: 1 of 8"):
-        build_arrays(one, rows=1, length=8)

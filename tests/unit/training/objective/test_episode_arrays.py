@@ -23,7 +23,7 @@ from rlax_plugin.base.types import (
     Turn,
 )
 from rlax_plugin.testing import make_episode, make_prompt, make_sampled
-from rlax_plugin.training.objective.advantages import Outcomes, of_batch, of_groups, per_group
+from rlax_plugin.training.objective.advantages import Outcomes, of_batch
 from rlax_plugin.training.objective.batches import ARRAYS, HOST_ARRAYS, build_arrays, sizes
 
 SPECS = ARRAYS | HOST_ARRAYS
@@ -121,23 +121,6 @@ def test_what_is_given_neither_trains_nor_has_a_log_prob_or_a_staleness():
         np.testing.assert_array_equal(array, EXPECTED[name], err_msg=name)
 
 
-def test_packed_trajectories_do_not_touch():
-    """In rows of 13: 7, 4 and 2 positions, in this order and without gaps."""
-    arrays = build_arrays(batch(), rows=2, length=14, pad_id=9, sequences_per_row=3)
-    assert set(arrays) == set(EXPECTED)
-    for name, array in arrays.items():
-        first, second, third = EXPECTED[name]
-        packed = [*first[:7], *third[:4], *second[:2]]
-        rest, padding = {"inputs": (9, 9), "targets": (9, 9)}.get(name, (0, 0)), [0] * 14
-        if name in ("inputs", "targets"):
-            padding = [9] * 14
-        if name.endswith("_segmentation"):
-            packed = [1] * 7 + [2] * 4 + [3] * 2
-        if name.endswith("_position"):
-            packed, rest, padding = [*range(7), *range(4), *range(2)], (13, 13), [*range(14)]
-        np.testing.assert_array_equal(array, [[*packed, rest[0]], padding], err_msg=name)
-
-
 @pytest.mark.parametrize(("finish", "ended"), [("length", "done"), ("stop", "cut")])
 def test_an_episode_that_was_cut_trains_in_none_of_its_turns(finish, ended):
     cut = make_episode(
@@ -170,28 +153,6 @@ def test_a_trajectory_that_is_too_long_says_what_was_given_and_sampled():
         build_arrays(batch(), rows=3, length=6)
     with pytest.raises(TrainingError, match=r"hold 3 sequences of 13 positions, rows: 2 of 8"):
         build_arrays(batch(), rows=2, length=8)
-
-
-def test_advantages_count_the_sampled_tokens_of_all_turns():
-    seen = []
-
-    def slot(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
-        seen.append((rewards_g.tolist(), lengths_g.tolist()))
-        return rewards_g - rewards_g.mean()
-
-    (found,) = of_groups(per_group(slot), batch().groups)
-    assert seen == [([1.0, 0.25], [3, 4])]
-    assert found.tolist() == [0.375, -0.375]
-
-
-def test_advantages_of_a_laid_out_episode_of_two_turns_lie_on_what_was_sampled():
-    one = group(two_turns(), two_turns(), scores=(Score(1.0), Score(0.0)))
-    arrays = build_arrays(TrainBatch(5, (one,), (np.zeros(2),)), rows=2, length=8)
-    found_bt = of_batch(per_group(lambda r_g, n_g: (r_g - r_g.mean()) * n_g), arrays)
-    assert found_bt.tolist() == [  # 0.5 by 3 tokens
-        [0, 1.5, 1.5, 0, 0, 0, 1.5, 0],
-        [0, -1.5, -1.5, 0, 0, 0, -1.5, 0],
-    ]
 
 
 def test_advantages_of_two_trajectories_are_those_of_one_episode():

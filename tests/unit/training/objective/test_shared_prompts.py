@@ -18,13 +18,7 @@ from rlax_plugin.training.objective.batches import (
     positions_taken,
     sizes,
 )
-from rlax_plugin.training.objective.shared_prompts import (
-    ANSWER,
-    Branch,
-    branches,
-    place_shared,
-    seen_by,
-)
+from rlax_plugin.training.objective.shared_prompts import ANSWER, Branch, branches, seen_by
 
 TOKENS = ("inputs", "targets")
 LAYOUT = [f"{side}{suffix}" for side in TOKENS for suffix in ("", "_position", "_segmentation")]
@@ -110,23 +104,6 @@ def test_every_token_sees_its_own_sample(seed: int) -> None:
     }
     assert len(of_sequences) == len(set(of_sequences.values())) == len(sizes(batch.groups))
     assert numbers.max() <= 3
-
-
-def test_places() -> None:
-    first = [Branch(6, 0, 3), Branch(5, 0, 3), Branch(4, 0, 3), Branch(4, 1, 2)]
-    second = [Branch(5, 0, 2)]
-    layout = place_shared([first, second], 2, 9, 3)
-    assert layout is not None
-    # 3 + 3 + 2 + 1 = 9 positions fill a row; the parts of 2 + 3 and of 2 + 2 fill the other one.
-    assert layout.places == [(0, 0, 1), (0, 3, 2), (0, 5, 3), (1, 5, 2), (1, 0, 1)]
-    assert sorted(layout.prompts) == [
-        (0, 0, 3, 1, (0, 1, 2)),
-        (1, 0, 2, 1, (4,)),
-        (1, 5, 2, 2, (3,)),
-    ]
-    assert place_shared([first, second], 2, 8, 3) is None
-    assert place_shared([first, second], 1, 99, 3) is None  # too many sequences
-    assert place_shared([first, second], 1, 99, 5) is not None
 
 
 def test_only_equal_prompts_are_shared() -> None:

@@ -15,7 +15,6 @@ from objective_harness import differentiated, modes, slots_of
 from rlax_plugin.base.errors import PluginError
 from rlax_plugin.base.types import (
     Episode,
-    Sampled,
     Score,
     ScoredGroup,
     TrainBatch,
@@ -23,10 +22,9 @@ from rlax_plugin.base.types import (
     Turn,
     Unscored,
 )
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.testing import make_prompt
+from rlax_plugin.testing import make_prompt, make_sampled
 from rlax_plugin.training.objective.advantages import of_batch, of_groups
-from rlax_plugin.training.objective.batches import ARRAYS, REWARD_PARTS, build_arrays, device_arrays
+from rlax_plugin.training.objective.batches import build_arrays
 from rlax_plugin.training.objective.inputs import TokenOutputs
 from rlax_plugin.training.objective.loss import token_inputs
 from rlax_plugin.training.objective.update_sums import UPDATE_ARRAYS, update_sums
@@ -35,12 +33,8 @@ PROMPT = make_prompt(tokens=np.array([11], np.int32))
 
 
 def trajectory(*logprobs):
-    sampled = Sampled(
-        seed=0,
-        tokens=np.array([20] * len(logprobs), np.int32),
-        logprobs=np.array(logprobs, np.float32),
-        versions=np.array([4] * len(logprobs), np.int32),
-        finish="stop",
+    sampled = make_sampled(
+        tokens=[20] * len(logprobs), logprobs=np.array(logprobs, np.float32), version=4
     )
     return Trajectory((Turn(PROMPT.tokens, sampled),))
 
@@ -144,16 +138,6 @@ def test_padding_does_not_reach_slots(mode):
     np.testing.assert_array_equal(found.grad_bt, clean.grad_bt)
     # sequence_mean: 2^2 / 2 for each token of a; 1; 1 / 2 for each of b's second trajectory; 0.
     np.testing.assert_allclose(-clean.grad_bt.sum(axis=1), [4, 1, 1, 0, 0, 0])
-
-
-def test_the_device_gets_the_parts_of_rewards():
-    section = RlaxSection.model_validate(
-        {"prompt_source": {"name": "any"}, "rewards": [{"name": "any"}, {"name": "other"}]}
-    )
-    specs = device_arrays(section)
-    assert specs.keys() == ARRAYS.keys() | {REWARD_PARTS}
-    data = arrays()
-    assert not any(spec.mismatch(data[name], 6, 3) for name, spec in specs.items())
 
 
 def test_advantages_see_turns_parts_and_step():
