@@ -7,15 +7,11 @@ K2 = d^2 / 2 = 0.240227, K3 = e^-d + d - 1 = 0.193147; their derivatives are 1, 
 
 from __future__ import annotations
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_harness import LIBRARIES, data_of, differentiated, jit, slots_of
+from objective_harness import LIBRARIES, data_of, differentiated, slots_of
 
-from rlax_plugin.api import loss_weight, own_terms, whole_update
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.training.objective.ratios import kl_value
 from rlax_plugin.training.objective.terms import reported
@@ -72,12 +68,6 @@ def test_kl_by_hand_in_float64_and_float32(kl, value, gradient):
     assert loss_of(kl, np.float32) == pytest.approx((value, gradient), rel=1e-5, abs=1e-7)
 
 
-def test_kl_is_the_same_under_jit():
-    for kl, value, gradient in FORMS[3:8:2]:
-        found = loss_of(kl, np.float32, jit)
-        assert found == pytest.approx((value, gradient), rel=1e-5)
-
-
 def test_the_sequences_ratio_has_the_gradient_of_all_its_tokens():
     # r = 5/4 and 1, s = 1.25^(1/2). Loss: s (K3 + 0); the derivative by the second token, whose K3
     # has none, is s/2 K3.
@@ -115,29 +105,6 @@ def test_the_kl_may_have_an_aggregation_of_its_own():
         result = differentiated(slots)(logprobs, data)
         np.testing.assert_allclose(result.loss_sum / result.weight, mean, rtol=1e-5)
         assert reported(result.metrics)["objective/kl_penalty"] == pytest.approx(mean, rel=1e-5)
-
-
-def test_an_aggregation_of_its_own_is_exact_under_accumulation():
-    logprobs, data = sequences()
-    kl = {"coefficient": 1.0, "aggregation": {"name": "token_mean"}}
-    slots = slots_of(**PLAIN | {"aggregation": {"name": "sequence_mean"}}, kl=kl)
-    whole = whole_update(own_terms(slots), data, functools.partial(loss_weight, slots))
-    run = differentiated(slots)
-    parts = [
-        run(logprobs[rows], {name: x[rows] for name, x in whole.items()}) for rows in ([0], [1])
-    ]
-    total = sum(float(part.weight) for part in parts)
-    np.testing.assert_allclose(sum(float(p.loss_sum) for p in parts) / total, K3 / 2, rtol=1e-5)
-    expected = run(logprobs, data)
-    grads = jnp.concatenate([part.grad_bt for part in parts])
-    np.testing.assert_allclose(grads / total, expected.grad_bt / expected.weight, rtol=1e-5)
-
-
-def test_an_unknown_total_weight_is_rejected():
-    aggregation = {"name": "token_mean", "count": "kept"}
-    slots = slots_of("grpo", aggregation=aggregation, corrections=[{"name": "icepop"}])
-    with pytest.raises(ConfigError, match=r"aggregation.count = 'kept': cannot be combined"):
-        loss_weight(slots, sequences()[1])
 
 
 @pytest.mark.parametrize(

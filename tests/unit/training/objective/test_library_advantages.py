@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from objective_harness import advantages_of, slots_of
 
-from rlax_plugin.base.errors import ConfigError
-
 ROOT = np.sqrt(2.0)
 
 
@@ -98,17 +96,6 @@ TURNS = {
     "token_rewards_nt": np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]),
     "paid_at_tokens_n": np.array([3.0, 0.0]),
 }
-
-
-def test_gae_over_turns_by_hand():
-    # R = 1, 6 with V = 2, 3 (of the turns' first tokens), and 1 with V = 0.5. gamma 0.5, lam 0.5:
-    # delta_2 = 6 - 3 = 3; delta_1 = 1 + 1.5 - 2 = 0.5; A_1 = 0.5 + 0.25 * 3 = 1.25.
-    options = {"name": "gae", "over": "turns", "whiten_over": "none", "gamma": 0.5, "lam": 0.5}
-    values = np.array([[2.0, 9.0, 3.0], [0.5, 9.0, 9.0]])
-    found = advantages([4, 1], [3, 3], **options, **TURNS, values_nt=values)
-    np.testing.assert_allclose(found, [[1.25, 1.25, 3], [0.5, 0.5, 0.5]])
-    with pytest.raises(ConfigError, match="without a critic"):
-        advantages([4, 1], [3, 3], **options, **TURNS)
 
 
 def test_discounted_turns_without_a_critic():

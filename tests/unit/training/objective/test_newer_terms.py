@@ -1,11 +1,11 @@
-"""SAPO, GMPO, DPPO and the clipped product: by hand and by finite differences."""
+"""SAPO, GMPO, DPPO and the clipped product, by hand."""
 
 from __future__ import annotations
 
 import jax
 import numpy as np
 import pytest
-from objective_harness import data_of, differentiated, jit, slots_of
+from objective_harness import data_of, differentiated, slots_of
 
 from rlax_plugin.training.objective.diagnostics import summarise
 
@@ -102,13 +102,6 @@ def test_term_by_hand_in_float64_and_float32(grad_1, ratios, advantages, value, 
     np.testing.assert_allclose(slopes, gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_terms_are_the_same_under_jit():
-    for grad_1, ratios, advantages, value, gradient in (CASES[0], CASES[3], CASES[5]):
-        found, slopes, _ = result_of(ratios, advantages, grad_1, np.float32, jit)
-        assert found == pytest.approx(value, rel=1e-5)
-        np.testing.assert_allclose(slopes, gradient, rtol=1e-5, atol=1e-6)
-
-
 def test_terms_report_what_they_clip():
     *_, report = result_of([2.0, 0.5], [1, 1], {"name": "clipped_geometric_mean"})
     assert report["objective/clip_fraction_high"] == 0.5
@@ -124,25 +117,3 @@ def test_the_penalty_of_prime_rl_by_hand():
         found, slopes, _ = result_of([1.5], [0], {"name": "trust_region"}, grad_2=penalty)
     assert found == pytest.approx(-0.5 * np.log(1.5) ** 2)
     np.testing.assert_allclose(slopes, [-np.log(1.5)], rtol=1e-7)
-
-
-@pytest.mark.parametrize(
-    "grad_1",
-    [
-        {"name": "sigmoid_gate"},
-        {"name": "sigmoid_gate", "per": "geometric"},
-        {"name": "clipped_geometric_mean"},
-        {"name": "sequence_ratio", "per": "sequence", "low": 0.9, "high": 9.0},
-    ],
-    ids=str,
-)
-def test_the_gradient_is_that_of_finite_differences(grad_1):
-    rng = np.random.default_rng(0)
-    ratios, advantages = rng.uniform(0.5, 1.8, 5), rng.normal(size=5)
-    with jax.enable_x64(True):
-        _, slopes, _ = result_of(ratios, advantages, grad_1)
-        for t in range(5):
-            step = 1e-6 * (np.arange(5) == t)
-            up, *_ = result_of(ratios * np.exp(step), advantages, grad_1)
-            down, *_ = result_of(ratios * np.exp(-step), advantages, grad_1)
-            assert (up - down) / 2e-6 == pytest.approx(slopes[t], rel=1e-6, abs=1e-8)

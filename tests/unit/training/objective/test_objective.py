@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import rlax_objectives
 from objective_harness import data_of, differentiated, jit, random_case, slots_of
 
-from rlax_plugin.api import Choice
 from rlax_plugin.base.errors import PluginError
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.training.objective.diagnostics import (
@@ -149,17 +147,6 @@ def test_a_step_without_trained_tokens_is_zero_not_nan():
         assert report == dict.fromkeys(names, 0)
 
 
-def test_overrides_replace_single_slots_of_the_preset():
-    slots = slots_of("dapo", grad_1={"name": "clipped_ratio", "high": 0.5})
-    assert (slots.grad_1.low, slots.grad_1.high) == (0.2, 0.5)
-    assert slots.aggregation == rlax_objectives.aggregations.TokenMean.model_validate({})
-    assert slots_of("dapo").grad_1.high == 0.28
-    # kl and overlong are merged key by key.
-    assert slots_of("dapo", overlong={"buffer_tokens": 2}).algorithm.overlong.penalty == 1
-    assert slots_of("ppo", kl={"coefficient": 0.1}).algorithm.kl.placement == "reward"
-    assert slots_of("decoupled_ppo").algorithm.old_policy == "proximal"
-
-
 def test_a_preset_that_is_none_is_a_plugin_error():
     section = RlaxSection.model_validate(
         {"prompt_source": {"name": "any"}, "rewards": [{"name": "any"}]}
@@ -174,14 +161,3 @@ def test_two_slots_may_not_report_one_metric():
     logprobs, data = example()
     with pytest.raises(PluginError, match="truncated_fraction"):
         make_loss(twice)(TokenOutputs(logprobs, logprobs), data)
-
-
-def test_shapes_are_checked():
-    logprobs, data = example()
-    for wrong in (logprobs[:, :2], logprobs[0]):
-        with pytest.raises(AssertionError):
-            make_loss(slots_of())(TokenOutputs(wrong, wrong), data)
-
-
-def test_choice_keeps_options_beside_its_name():
-    assert Choice(name="clipped_ratio", low=0.1).options == {"low": 0.1}

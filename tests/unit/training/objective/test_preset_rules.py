@@ -15,20 +15,7 @@ from objective_harness import (
 )
 
 from rlax_plugin.base.errors import ConfigError, PluginError
-from rlax_plugin.config import Algorithm, NoOptions
-from rlax_plugin.training.objective.presets import Preset, presets_from_yaml
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_tell_what_they_are(preset):
-    import rlax_objectives
-
-    built = rlax_objectives.rlax_register_objective()[preset].build(NoOptions(), None)
-    assert built.title and built.formula and len(built.conventions) >= 2
-    assert built.paper.startswith("https://")
-    assert {"TRL", "verl", "Tunix"} <= built.peers.keys()
-    assert any("kl.coefficient" in line or "estimator" in line for line in built.conventions)
-    assert built.kl.coefficient == 0
+from rlax_plugin.training.objective.presets import presets_from_yaml
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -66,14 +53,10 @@ TIS = [{"name": "truncated_importance_sampling"}]
     ("preset", "changes", "first", "second"),
     [
         ("grpo", {"corrections": TIS}, "grad_1 (clipped_ratio", "corrections.0 (truncated_imp"),
-        ("gspo", {"corrections": TIS}, "grad_1 (sequence_ratio", "corrections.0 (truncated_imp"),
         ("aipo", {"corrections": TIS}, "importance_weight (truncated:", "corrections.0"),
-        ("topr", {"corrections": TIS}, "importance_weight (topr:", "corrections.0"),
-        ("cispo", {"corrections": TIS}, "importance_weight (clipped:", "corrections.0"),
         ("reinforce", {"grad_1": {"name": "clipped_ratio"}}, "importance_weight (ratio:", "grad_1"),
         ("aipo", {"grad_1": {"name": "clipped_ratio"}}, "importance_weight (truncated:", "grad_1"),
         ("decoupled_ppo", {"old_policy": "sampler"}, "importance_weight (decoupled:", "grad_1"),
-        ("decoupled_ppo", {"corrections": TIS}, "importance_weight (decoupled:", "corrections.0"),
         (
             "aipo",
             {"old_policy": "proximal", "corrections": TIS},
@@ -174,17 +157,6 @@ def test_two_ratios_that_are_two_things_are_fine():
     masks = [{"name": "icepop"}, {"name": "sequence_mask"}, {"name": "veto"}]
     for preset in PRESETS:
         assert len(slots_of(preset, corrections=masks).corrections) == 3
-
-
-def test_third_parties_write_presets_the_same_way(tmp_path: Path):
-    path = tmp_path / "mine.yml"
-    path.write_text(
-        "wide: {title: Wide, aggregation: {name: token_mean}, advantage: {name: leave_one_out},\n"
-        "  grad_1: {name: clipped_ratio, high: 0.5}}\n"
-    )
-    preset = presets_from_yaml(path)["wide"].build(NoOptions(), None)
-    assert isinstance(preset, Preset) and isinstance(preset, Algorithm)
-    assert preset.grad_1.options == {"high": 0.5} and preset.importance_weight.name == "one"
 
 
 @pytest.mark.parametrize(
