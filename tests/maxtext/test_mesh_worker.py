@@ -1,64 +1,77 @@
-"""A worker on a mesh of two devices samples what one on a single device samples."""
+"""A worker on a mesh of two devices samples what one on a single device samples.
+
+As a program it is the worker with two devices, which a process has from its start on; how a version
+is read onto several devices is the matter of ``tests/contract/test_shardings.py``.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import mesh_worker
+import jax
 import numpy as np
 import pytest
-from mesh_worker import SAMPLES, TOLERANCE
+import tiny_engine
 from rlax_jetstream.building import check_mesh
-from rlax_orbax.store import OrbaxStore
 
+from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.base.types import Canary, TensorSpec
-from rlax_plugin.testing.builders import make_version
-from rlax_plugin.weights.fingerprint import fingerprint_numpy
+from rlax_plugin.base.types import SamplingParams
+
+TOKENS = np.arange(2, 11, dtype=np.int32)
+# Of groups of two samples.
+SETTINGS = ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8})
+
+
+def sampled(engine, weights):
+    """Name -> tokens and log-probs of eight samples, and log-probs of a canary."""
+    prompts = zip(tiny_engine.prompts_of(3, 8, 5, 1), SETTINGS, strict=True)
+    requests = [
+        Prefill(
+            prompt,
+            (2 * number, 2 * number + 1),
+            (10 * number, 10 * number + 1),
+            SamplingParams(max_new_tokens=tiny_engine.NEW, **options),
+        )
+        for number, (prompt, options) in enumerate(prompts)
+    ]
+    engine.insert(weights, requests)
+    samples = sorted(engine.decode(weights, 1000, False), key=lambda sample: sample.slot)
+    return {
+        "tokens": np.array([sample.tokens for sample in samples]),
+        "logprobs": np.array([sample.logprobs for sample in samples]),
+        "canary": engine.logprobs(weights, TOKENS),
+    }
+
+
+def main(directory: Path) -> None:
+    assert jax.device_count() == 2
+    half = tiny_engine.SLOTS // 2
+    config = tiny_engine.configure(per_device_batch_size=half, ici_tensor_parallelism=2)
+    engine = DecodeEngine(config, group_size=2)
+    like = engine.variables_like()
+    whole = dict(np.load(directory / "weights.npz"))
+    weights = {name: jax.device_put(array, like[name].sharding) for name, array in whole.items()}
+    held = sum(array.addressable_shards[0].data.nbytes for array in weights.values())
+    assert held == sum(array.nbytes for array in whole.values()) / 2
+    np.savez(directory / "sampled.npz", **sampled(engine, weights))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_mesh_of_two_gives_the_samples_of_one_device(tmp_path, dense):
-    path = str(tmp_path / "version")
-    whole = {name: np.asarray(array) for name, array in dense.weights.items()}
-    OrbaxStore().save(path, dense.weights)
-    tokens = np.arange(2, 11, dtype=np.int32)
-    logprobs = dense.engine.logprobs(dense.weights, tokens)
-    prints = {name: int(value) for name, value in fingerprint_numpy(whole).items()}
-    tensors = {n: TensorSpec(a.shape, a.dtype.name, prints[n]) for n, a in whole.items()}
-    described = {
-        "path": path,
-        "tokens": tokens.tolist(),
-        "logprobs": logprobs.tolist(),
-        "tensors": {n: (t.shape, t.dtype, t.fingerprint) for n, t in tensors.items()},
-    }
-    (tmp_path / "version.json").write_text(json.dumps(described))
-    child = subprocess.Popen(
-        [sys.executable, mesh_worker.__file__, str(tmp_path)],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
-    )
-    try:
-        version = make_version(0, path, tensors, canary=Canary(tokens, logprobs, TOLERANCE))
-        one = mesh_worker.generated(dense.engine, version)
-        assert child.wait(500) == 0
-    finally:
-        child.kill()
-        child.wait(60)
-    nbytes = sum(array.nbytes for array in whole.values())
-    assert len(one["tokens"]) == 4 * SAMPLES
-    assert all(len(sample) == 12 for sample in one["tokens"])
-    assert len({tuple(sample) for sample in one["tokens"]}) == 4 * SAMPLES
-    two = json.loads((tmp_path / "found.json").read_text())
-    assert two["devices"] == 2
-    assert two["tokens"] == one["tokens"]
-    for key in ("logprobs", "canary"):
-        np.testing.assert_allclose(two[key], one[key], rtol=0, atol=TOLERANCE)
-    assert two["bytes"] == one["bytes"] >= nbytes
-    assert two["held"] == nbytes / 2
+    np.savez(tmp_path / "weights.npz", **dense.weights)
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, __file__, str(tmp_path)]
+    subprocess.run(command, env=os.environ | flags, check=True, timeout=500)
+    one, two = sampled(dense.engine, dense.weights), np.load(tmp_path / "sampled.npz")
+    assert len({tuple(tokens) for tokens in one["tokens"]}) == 8
+    np.testing.assert_array_equal(two["tokens"], one["tokens"])
+    for name in ("logprobs", "canary"):
+        np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-4)
 
 
 def test_a_mesh_of_another_number_of_devices_is_an_error_that_names_the_keys():
@@ -69,3 +82,7 @@ def test_a_mesh_of_another_number_of_devices_is_an_error_that_names_the_keys():
         check_mesh({"ici_fsdp_parallelism": 8, "ici_tensor_parallelism": 2, "steps": 3}, 2)
     said = "mesh of 16 devices (ici_fsdp_parallelism=8, ici_tensor_parallelism=2), and this worker"
     assert "ici_fsdp_parallelism = 8" in str(caught.value) and said in str(caught.value)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
