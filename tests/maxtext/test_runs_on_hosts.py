@@ -32,9 +32,9 @@ KEYS = (
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
-def started(base: Path, name: str, *more: str) -> Run:
+def started(base: Path, name: str, *more: str, hosts: tuple[str, ...] = ("--hosts", "2")) -> Run:
     where = (f"base_output_directory={base}", f"run_name={name}")
-    run = Run(ROOT, *where, *KEYS, *more, "--hosts", "2", config=CONFIG)
+    run = Run(ROOT, *where, *KEYS, *more, *hosts, config=CONFIG)
     run.dir = base / name
     return run
 
@@ -131,3 +131,19 @@ def test_bytes_of_a_run_on_hosts(undisturbed):
     # Half of the rows of 22 arrays for the update, of 6 arrays for the reference; 4 bytes each.
     of_a_step = 8 * 16 * 4 * (22 + 6)
     assert sent[1:] == [of_a_step] * (STEPS - 1)
+
+
+def test_hosts_score_the_rows_that_their_samples_came_with(undisturbed):
+    """A row that another host's arrays were put beside would have other log-probs."""
+    steps = undisturbed.steps()
+    assert max(step["logprob_gap/p95"] for step in steps) < 1e-4
+    assert steps[0]["objective/reference_kl_k3"] == pytest.approx(0, abs=1e-9)
+    assert steps[-1]["objective/reference_kl_k3"] > 1e-6
+
+
+def test_a_run_goes_on_with_another_number_of_hosts(base, undisturbed):
+    """On one host, which has the eight devices alone; the last test of the undisturbed run."""
+    status, said = started(base, "undisturbed", f"steps={STEPS + 1}", hosts=()).end()
+    assert status == 0, said
+    steps = undisturbed.steps()
+    assert len(steps) == STEPS + 1 and steps[-1]["logprob_gap/p95"] < 1e-4
