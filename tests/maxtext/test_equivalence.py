@@ -18,16 +18,13 @@ import pytest
 from equivalent_runs import (
     GROUPS,
     HEADS,
-    LENGTH,
     LENGTHS,
     batch_of,
     descend,
-    groups_of,
     one_step,
 )
 
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
-from rlax_plugin.training.objective import batches, placing
 
 
 def distance(found, expected):
@@ -83,35 +80,57 @@ def test_four_uneven_micro_batches_give_the_gradient_of_one(tmp_path, whole):
     assert_same(descend(tmp_path, *argv), whole, 2e-6)
 
 
-def sample_logprobs(logprobs_bt, data, sequences_per_row):
-    """The completions' log-probs, sample by sample in the order of the groups."""
-    sizes = batches.sizes(groups_of(1))
-    places = placing.place(sizes, len(logprobs_bt), LENGTH, sequences_per_row)
-    spans = [
-        (row, slice(start, start + size))
-        for (row, start, _), size in zip(places, sizes, strict=True)
-    ]
-    return [logprobs_bt[row, t][data["rl_mask"][row, t] > 0] for row, t in spans]
+def of_samples(logprobs_bt, data):
+    """The log-probs of the trained tokens, sample by sample in the order of the groups."""
+    rows, t = np.nonzero(data["rl_mask"])
+    order = np.lexsort((t, data["rl_episode"][rows, t]))
+    return np.asarray(logprobs_bt)[rows[order], t[order]]
 
 
-def test_packed_rows_give_the_gradient_of_a_sample_per_row(tmp_path, whole):
-    layouts = {1: 16, 4: 8}  # samples per row at most -> rows
+def keep_logprobs(found, layouts):
+    """Returns a ``look`` that computes log-probs of the first batch in several layouts."""
 
     def look(loop):
         forward = jax.jit(lambda state, data: target_logprobs_of(loop.graph, state, data, 1.0))
-        for sequences_per_row, rows in layouts.items():
-            data = batch_of(1, rows, sequences_per_row)
+        for layout in layouts:
+            data = batch_of(1, *layout)
             with loop.shardings():
-                logprobs_bt = forward(loop.model_state, data)
-            parts = sample_logprobs(np.asarray(logprobs_bt), data, sequences_per_row)
-            logprobs.append(np.concatenate(parts))
+                found.append(of_samples(forward(loop.model_state, data), data))
         return {}
 
-    logprobs = []
-    found = descend(tmp_path, "per_device_batch_size=8", sequences_per_row=4, look=look)
-    alone, packed = logprobs
+    return look
+
+
+def assert_same_logprobs(logprobs):
+    alone, *others = logprobs
     assert alone.size == GROUPS * sum(LENGTHS) and alone.std() > 0.1
-    np.testing.assert_allclose(packed, alone, rtol=0, atol=1e-5)
+    for other in others:
+        np.testing.assert_allclose(other, alone, rtol=0, atol=1e-5)
+
+
+def test_packed_rows_give_the_gradient_of_a_sample_per_row(tmp_path, whole):
+    logprobs = []
+    look = keep_logprobs(logprobs, [(16, 1), (8, 4)])
+    found = descend(tmp_path, "per_device_batch_size=8", sequences_per_row=4, look=look)
+    assert_same_logprobs(logprobs)
+    assert_same(found, whole, 2e-6)
+
+
+def test_shared_prompts_give_the_gradient_of_a_sample_per_row(tmp_path, whole):
+    """One row holds the four answers of a group; another layout has two rows a group."""
+    logprobs = []
+    look = keep_logprobs(logprobs, [(16, 1), (4, 4, True), (8, 2, True)])
+    argv = ("per_device_batch_size=4",)
+    found = descend(tmp_path, *argv, sequences_per_row=4, shared=True, look=look)
+    assert_same_logprobs(logprobs)
+    assert_same(found, whole, 2e-6)
+
+
+def test_micro_batches_with_empty_rows_and_tiles_of_the_vocabulary(tmp_path, whole):
+    argv = ("per_device_batch_size=4", "gradient_accumulation_steps=3", "num_vocab_tiling=4")
+    data = batch_of(1, 12, 2, True)
+    assert (~data["rl_mask"].any(axis=1)).sum() == 4  # rows of padding alone
+    found = descend(tmp_path, *argv, sequences_per_row=2, shared=True)
     assert_same(found, whole, 2e-6)
 
 
@@ -119,17 +138,6 @@ def assert_alike(found, expected):
     assert set(found) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
-
-
-@pytest.mark.ci
-def test_a_whole_model_trains_alike_in_tiles(tmp_path, dense):
-    assert_alike(one_step(tmp_path, *HEADS["tied"], "num_vocab_tiling=8"), dense["tied"])
-
-
-@pytest.mark.ci
-def test_tiles_and_micro_batches(tmp_path, dense):
-    argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
-    assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
 
 
 @pytest.mark.ci

@@ -85,23 +85,6 @@ def test_dense_outputs_and_their_gradient_are_jaxs():
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_entropy_gradient_is_the_finite_difference():
-    hidden_bte, table, targets_bt = inputs()
-    logits_btv = tied(hidden_bte, table)
-
-    def entropy(x):
-        return dense_outputs(x, targets_bt, TEMPERATURE).entropy_bt.sum()
-
-    direction = np.random.default_rng(1).normal(size=logits_btv.shape).astype(np.float32)
-    step = 1e-2
-    difference = (
-        entropy(logits_btv + step * direction) - entropy(logits_btv - step * direction)
-    ) / (2 * step)
-    np.testing.assert_allclose(
-        (jax.grad(entropy)(logits_btv) * direction).sum(), difference, rtol=2e-3
-    )
-
-
 @pytest.mark.parametrize(
     ("logits", "axis", "tiles", "shards"),
     [(tied, 0, 2, 1), (untied, 1, 3, 2), (capped, 0, 3, 1), (tied, 0, 20, 2)],
