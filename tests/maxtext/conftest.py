@@ -1,4 +1,4 @@
-"""Engines that several files generate from; one takes seconds to compile."""
+"""An engine that several files generate from; it takes seconds to compile."""
 
 from __future__ import annotations
 
@@ -25,22 +25,8 @@ def dense_case() -> Case:
     return Case()
 
 
-@pytest.fixture(scope="session")
-def moe_case() -> Case:
-    from tiny_engine import MOE, Case
-
-    return Case(**MOE)
-
-
 @pytest.fixture
 def dense(dense_case: Case) -> Iterator[Case]:
     """A dense model; its slots are empty before and after."""
     yield dense_case
     dense_case.engine.reset()
-
-
-@pytest.fixture
-def moe(moe_case: Case) -> Iterator[Case]:
-    """DeepSeek's experts; their slots are empty before and after."""
-    yield moe_case
-    moe_case.engine.reset()

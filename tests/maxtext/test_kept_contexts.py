@@ -1,4 +1,4 @@
-"""A free slot keeps the context of its last sample, and the next turn prefills only what is new."""
+"""Free slots keep contexts: a next turn prefills what is new; decoding reads what is in use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODELS: dict[str, dict[str, Any]] = {
 )
 def case(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_SHORTEST_REACH", 8)
+        patch.setattr(buckets, "_SHORTEST_REACH", 4)
         made = Case(**SIZES, **MODELS[request.param])
         made.engine = DecodeEngine(made.config, prompt_tokens=32, group_size=1, keeps=True)
         yield made
@@ -122,6 +122,29 @@ def test_contexts_are_read_from_a_ring_in_which_others_go_on(case):
             one.logprobs, expected(case, context, one.tokens), atol=1e-4, err_msg=f"slot {slot}"
         )
     assert len(found[5].tokens) == NEW - 2
+
+
+def test_decoding_attends_to_as_much_of_the_prompts_as_those_in_use_need(case, monkeypatch):
+    """Prompts of 3, 10 and 40 tokens join one after the other; the longest one ends first."""
+    engine, reaches, found = case.engine, [], {}
+    run = engine._decode
+
+    def decode(*arguments):
+        reaches.append(arguments[-1])
+        return run(*arguments)
+
+    monkeypatch.setattr(engine, "_decode", decode)
+    engine.reset()
+    prompts = prompts_of(3, 10, 40)
+    for slot, (prompt, new) in enumerate(zip(prompts, (NEW, NEW, 4), strict=True)):
+        engine.insert(case.weights, [Prefill(prompt, (slot,), (slot,), sampling(new))])
+        found |= {one.slot: one for one in engine.decode(case.weights, 2, False)}
+    for _ in range(3):
+        found |= {one.slot: one for one in engine.decode(case.weights, 1000, True)}
+    assert reaches == [6, 24, 96, 96, 24, 24]  # each a quarter of the next one
+    for slot, prompt in enumerate(prompts):
+        tokens = found[slot].tokens
+        np.testing.assert_allclose(found[slot].logprobs, expected(case, prompt, tokens), atol=1e-4)
 
 
 NAMES = {
@@ -220,16 +243,9 @@ def test_an_engine_keeps_contexts_until_weights_change_and_compiles_nothing_for_
         engine.close()
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"deterministic": True, "new_weights": "finish"},
-        {"environment": {"name": "single_turn"}},
-    ],
-    ids=["deterministic", "one turn"],
-)
-def test_contexts_are_not_kept_where_they_would_change_a_sample_or_are_of_no_use(others):
-    context = BuildContext(run_dir=None, seed=0, section=section(**others), config=resolve(TINY))
+def test_contexts_are_not_kept_where_they_would_change_a_sample():
+    settings = section("finish", deterministic=True)
+    context = BuildContext(run_dir=None, seed=0, section=settings, config=resolve(TINY))
     slots = make_slots(JetstreamConfig(), context)
     weights = loaded(slots, 0)
     for _ in range(2):

@@ -4,12 +4,11 @@ import asyncio
 import dataclasses
 
 import numpy as np
+import pytest
 from compiling import compilations
 from memory_store import Memory, loaded, prompt_of
-from part_stubs import SourceStub
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.building import make_slots
-from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, TINY
 
@@ -69,43 +68,15 @@ def go_through_every_size(slots, weights):
         slots.logprobs(weights, prompt_of(length))
 
 
-class Digits(SourceStub):
-    stop_ids = ()
-
-    def decode(self, tokens):
-        return str(tokens)
-
-
-class Asked:
-    """A request of JetStream's own client."""
-
-    def __init__(self, length, done):
-        self.prefill_content, self.max_tokens = prompt_of(length).tolist(), 3
-        self._done = done
-        self.return_channel = self
-
-    def cancelled(self):
-        return False
-
-    def add_result(self, samples):
-        self.token_ids = samples[0].token_ids
-
-    def set_exception(self, error):
-        raise error
-
-    def close(self):
-        self._done()
-
-
 def test_an_engine_compiles_nothing_once_a_worker_may_register():
-    settings = section(**TRUNCATED)  # what JetStream's own requests are generated with
+    settings = section(**TRUNCATED)
     store, made = Memory(), []
     engine = JetstreamEngine(
         make_slots=lambda: made.append(slots_of(settings)) or made[0],
         store=store,
         rollouts=settings.rollouts,
         config=JetstreamConfig(interrupt_steps=2),
-        make_prompt_source=Digits,
+        make_prompt_source=lambda: pytest.fail("there is no text"),
     )
 
     async def generated(requests):
@@ -149,12 +120,6 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
             (again,) = (await generated([group(0, 7, 3, halves)])).values()
             assert [len(s.tokens) for s in again] == [NEW] * 3
             await generated([group(5, 9, 1, temperature=0.0), group(6, 19, 4, top_k=3, top_p=0.5)])
-            answered = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            asked = Asked(11, lambda: loop.call_soon_threadsafe(answered.set))
-            JetStreamDriver(engine).place_request_on_prefill_queue(asked)
-            await answered.wait()
-            assert len(asked.token_ids) == 3
         assert after == []
         figures = engine.health()
         assert 0 < figures["prefill_tokens_total"] <= figures["prefill_computed_total"]

@@ -13,7 +13,6 @@ from tiny_engine import (
     TINY,
     VOCAB,
     Case,
-    log_softmax,
     prompts_of,
     random_weights,
     reference_logprobs,
@@ -116,43 +115,6 @@ def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, othe
                 )
 
 
-def test_interrupted_twice_and_stopped_by_a_token(going_on):
-    (prompt,) = prompts_of(6)
-    whole = going_on.generate([Prefill(prompt, (0,), (11,), SAMPLING)])[0].tokens
-    stop = int(whole[8])
-    first_stop = int(np.argmax(whole == stop))
-    stopping = SamplingParams(max_new_tokens=NEW, stop_ids=(stop,))
-    tokens = whole[:2]
-    while True:
-        going_on.engine.insert(going_on.weights, [behind(prompt, tokens, 4, 11, stopping)])
-        ended = going_on.engine.decode(going_on.weights, 2, False)
-        (part,) = ended or going_on.engine.read([4])
-        tokens = np.concatenate([tokens, part.tokens])
-        if ended:
-            break
-        going_on.engine.release([4])
-    np.testing.assert_array_equal(tokens, whole[: first_stop + 1])
-
-
-def test_under_other_weights_it_goes_on_with_their_logprobs(going_on):
-    newer = random_weights(going_on.engine, seed=5)
-    (prompt,) = prompts_of(5)
-    old = going_on.generate([Prefill(prompt, (0,), (4,), SAMPLING)])[0]
-    kept = old.tokens[:5]
-    mixed = going_on.generate([behind(prompt, kept, 2, 4, SAMPLING)], newer)[2]
-    assert mixed.tokens.size == NEW - 5
-    whole = np.concatenate([kept, mixed.tokens])
-    logits = going_on.completion_logits(prompt, whole, newer)
-    expected, _ = reference_logprobs(logits, whole, SAMPLING)
-    np.testing.assert_allclose(mixed.logprobs, expected[5:], atol=1e-4)
-    # Not what follows if the caches of the old weights were kept.
-    request = Prefill(prompt, (0,), (4,), SAMPLING)
-    going_on.engine.insert(going_on.weights, [request])
-    going_on.engine.decode(going_on.weights, 4, False)
-    (stale,) = going_on.engine.decode(newer, 1000, False)
-    assert np.abs(stale.logprobs[5] - mixed.logprobs[0]) > 1e-2
-
-
 def test_what_leaves_nothing_to_generate_is_rejected(going_on):
     for length, generated, new in ((5 + NEW, NEW, NEW), (8, 3, 3), (5, 5, NEW)):
         sampling = SamplingParams(max_new_tokens=new)
@@ -228,19 +190,6 @@ def test_a_training_group_is_the_same_to_the_bit_whatever_was_generated_before(g
 
 def canary(seed=3, length=PROMPT):
     return np.random.default_rng(seed).integers(0, VOCAB, length + 1).astype(np.int32)
-
-
-def plain_logprobs(case, tokens, weights=None):
-    logits = case.completion_logits(tokens[:1], tokens[1:], weights)
-    return log_softmax(logits)[np.arange(tokens.size - 1), tokens[1:]]
-
-
-@pytest.mark.parametrize("length", [1, PROMPT + NEW - 1])
-def test_the_canary_is_a_plain_forward_pass(going_on, length):
-    tokens = canary(length=length)
-    found = going_on.engine.logprobs(going_on.weights, tokens)
-    assert found.shape == (length,) and found.dtype == np.float32
-    np.testing.assert_allclose(found, plain_logprobs(going_on, tokens), atol=1e-4)
 
 
 def test_the_canary_takes_what_fits(going_on):

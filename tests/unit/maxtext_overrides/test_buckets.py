@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from maxtext_overrides.sampler.buckets import MOST_LENGTHS, Bucket, behind, calls, plan
+from maxtext_overrides.sampler.buckets import MOST_LENGTHS, Bucket, behind, calls, plan, reaches
 
 
 def test_plans_worked_out_by_hand():
@@ -71,3 +71,10 @@ def test_a_prompts_program_does_not_depend_on_the_others():
         crowd = calls(found, [700, length, 5, *range(1, 701, 7)])
         (bucket,) = [b for b, indices in crowd if 1 in indices]
         assert bucket == alone and bucket.length >= length
+
+
+def test_parts_of_the_caches_are_a_quarter_of_the_next_one():
+    assert reaches(8192) == (512, 2048, 8192)
+    assert reaches(1024) == (256, 1024)
+    assert reaches(511) == (511,)
+    assert reaches(3) == (3,)
