@@ -20,7 +20,6 @@ MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
     ("override", "message"),
     [
         ("learning_rate=.nan", "learning_rate = nan: must be a finite number"),
-        ("learning_rate=.inf", "learning_rate = inf: must be a finite number"),
         ("adam_eps=-.inf", "adam_eps = -inf: must be a finite number"),
     ],
 )
@@ -30,8 +29,9 @@ def test_no_number_of_maxtext_is_nan_or_infinite(override: str, message: str) ->
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
-@pytest.mark.parametrize("key", ["load_parameters_path", "load_full_state_path"])
+@pytest.mark.parametrize(
+    ("command", "key"), [("check", "load_parameters_path"), ("train", "load_full_state_path")]
+)
 def test_weights_to_start_from_must_be_there(
     command: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,9 +59,6 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         result = rlax("check", MAXTEXT, override)
         assert result.exit_code == 2 and result.stderr.startswith(f"error: {key} = ")
         assert result.stderr.count("\n") == 1
-
-
-HALVES = ("gradient_accumulation_steps=2", "per_device_batch_size=8")
 
 
 def test_check_rejects_a_weight_that_micro_batches_do_not_know() -> None:
@@ -113,25 +110,17 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
     ("argv", "expected"),
     [
         ("dropout_rate=0.1", "dropout_rate = 0.1: must be 0"),
-        ("dataset_type=grain", "dataset_type = 'grain': must not be grain"),
-        ("enable_diloco=true", "enable_diloco = True: must be false"),
         ("training_objective=block_diffusion", "training_objective = 'block_diffusion'"),
         ("lora.enable_lora=true", "lora.enable_lora = True"),
         ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
-        ("rlax.staleness.max_stalenes=2", "max_stalenes = 2: unknown key; did you mean 'max_stale"),
-        ("rlax.rollouts.group_size=0", "rlax.rollouts.group_size = 0: must be greater than or eq"),
         ("base_emb_dimm=8", "base_emb_dimm = 8: no such key; did you mean 'base_emb_dim'"),
         ("steps=many", "steps = 'many': must be a whole number, at least 1"),
-        ("per_device_batch_size=x", "per_device_batch_size = 'x': must be a whole number"),
         ("learning_rate=-1", "learning_rate = -1: must be greater than or equal to 0"),
         ("scan_layers=maybe", "scan_layers = 'maybe': must be true or false"),
         ("mesh_axes=3", "mesh_axes = 3: must be a list"),
         ("dtype=float33", "dtype = 'float33': no such value; did you mean 'float32'? known: bf"),
-        ("model_name=llama3.1-8", "model_name = 'llama3.1-8': no such value; did you mean 'llama3"),
         ("attention=flashy", "attention = 'flashy': did you mean 'flash'? known: autoselected"),
         ("attention=flash", "attention = 'flash': must be dot_product with hardware: cpu"),
-        ("base_num_query_heads=0", "base_num_query_heads = 0: must be at least 1"),
-        ("num_vocab_tiling=3", "num_vocab_tiling = 3: must divide per_device_batch_size * max_t"),
         (
             "ici_fsdp_parallelism=-1 ici_tensor_parallelism=-1",
             "ici_tensor_parallelism = -1: only one of ici_fsdp_parallelism, ici_tensor",
@@ -144,7 +133,6 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
             "model_name=llama3.1-8b vocab_size=32",
             "vocab_size = 32: Keys ['vocab_size'] are overridden by both model config and CLI",
         ),
-        ("mu_dtype=foo", "mu_dtype = 'foo': data type 'foo' not understood"),
         ("lora.rank=2", "lora.rank = 2: no such key; did you mean 'lora_rank'?"),
         ("opt_type=adam", "did you mean 'adamw'? known: adam_pax, adamw, muon, sgd ("),
         ("base_emb_dim=[1", "base_emb_dim = '[1': is not valid YAML: expected"),

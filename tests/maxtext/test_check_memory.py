@@ -54,7 +54,7 @@ def test_a_dense_model() -> None:
     assert worker / 8 == pytest.approx(11.6, rel=0.1)  # v5e-8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_expert_model_whose_caches_are_on_every_expert_shard() -> None:
     memory = of_worker(SCALE, tensor=4, expert=4)  # v5e-16
     assert sum(memory.values()) / 16 == pytest.approx(21.9 * GIB, rel=0.1)  # prefill

@@ -16,7 +16,7 @@ from rlax_plugin.base.types import SamplingParams
 
 # Each has something that the others lack: windows, pairs, experts, scaled positions.
 FAMILIES = ("gemma2_other", "gemma3", "llama32", "mixtral_wide", "qwen3_moe")
-QUICK = ("gemma2_other", "gemma3")
+QUICK = ("gemma3",)
 NEW = 16  # tokens, which go beyond each window
 
 

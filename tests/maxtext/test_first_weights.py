@@ -45,30 +45,25 @@ OTHER = "error: load_parameters_path = 'DIR/0/items': holds the weights of anoth
 
 
 def test_check_takes_what_maxtext_loads(converted: dict[bool, Path]) -> None:
-    for scanned, directory in converted.items():
-        assert checked(directory) == (0, ""), scanned
+    assert checked(converted[False]) == (0, "")
     # MaxText also takes the directory of the step.
     assert checked(converted[True], f"load_parameters_path={converted[True]}/0") == (0, "")
 
 
-@pytest.mark.parametrize("fast", [(), ("--fast",)])
-def test_what_is_no_checkpoint_is_rejected(
-    converted: dict[bool, Path], fast: tuple[str, ...]
-) -> None:
+def test_what_is_no_checkpoint_is_rejected(converted: dict[bool, Path]) -> None:
     at = converted[True]
     for place in ("", "/huggingface"):
-        code, message = checked(at, f"load_parameters_path={at}{place}", *fast)
+        code, message = checked(at, f"load_parameters_path={at}{place}", "--fast")
         assert (code, message) == (2, f"error: load_parameters_path = 'DIR{place}': {PLACE}\n")
     nowhere = f"load_parameters_path={at}/0/items/ocdbt.process_0/d"
-    assert "those of MaxText end with /items" in checked(at, nowhere, *fast)[1]
+    assert "those of MaxText end with /items" in checked(at, nowhere, "--fast")[1]
 
 
-@pytest.mark.parametrize("fast", [(), ("--fast",)])
 @pytest.mark.parametrize("scanned", [True, False])
 def test_layers_must_be_as_the_checkpoint_has_them(
-    converted: dict[bool, Path], scanned: bool, fast: tuple[str, ...]
+    converted: dict[bool, Path], scanned: bool
 ) -> None:
-    code, message = checked(converted[scanned], f"scan_layers={not scanned}", *fast)
+    code, message = checked(converted[scanned], f"scan_layers={not scanned}", "--fast")
     right = f"must be {str(scanned).lower()}, with which load_parameters_path = DIR/0/items"
     assert (code, message) == (2, f"error: scan_layers = {not scanned}: {right} was written\n")
 
@@ -76,11 +71,6 @@ def test_layers_must_be_as_the_checkpoint_has_them(
 @pytest.mark.parametrize(
     ("scanned", "override", "expected"),
     [
-        (
-            True,
-            "base_emb_dim=32",
-            "decoder.decoder_norm.scale has shape [64], but the model of this config has [32]; ",
-        ),
         (
             True,
             "base_num_decoder_layers=4",
@@ -92,12 +82,6 @@ def test_layers_must_be_as_the_checkpoint_has_them(
             "base_num_decoder_layers=3",
             "decoder.layers_2.mlp.wi_0.kernel is missing, but the model of this config has "
             "[64, 96]; ",
-        ),
-        (
-            True,
-            "vocab_size=200",
-            "decoder.logits_dense.kernel has shape [64, 96], but the model of this config has "
-            "[64, 200]; ",
         ),
     ],
 )
@@ -123,7 +107,6 @@ def test_a_tokenizer_that_is_too_large_is_another_models(
     ("key", "value", "right"),
     [
         ("rope_max_timescale", 10_000, "500000"),
-        ("normalization_layer_epsilon", 1e-5, "1e-06"),
         ("rope_type", "default", "'llama3.1'"),
         ("rope_linear_scaling_factor", 32.0, "MaxText's default"),
     ],
@@ -138,33 +121,16 @@ def test_a_converted_model_is_computed_as_its_config_says(
 
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "data/published_models.json").read_text())
-NAMED: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b-base": PUBLISHED["Qwen3-30B-A3B"]["config"],
-    "qwen3-0.6b": dict(
-        architectures=["Qwen3ForCausalLM"],
-        model_type="qwen3",
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-    ),
-}
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path: Path) -> None:
+def test_a_named_model_is_accepted_only_if_every_key_agrees(tmp_path: Path) -> None:
     (tmp_path / "huggingface").mkdir()
     (tmp_path / "converted.json").write_text("{}")
     keys = {"base_config": "base.yml", "run_name": "named", "hardware": "cpu", "rlax": RLAX}
-    config = load_to_check(resolved(keys | {"model_name": name}, source="test"))
+    config = load_to_check(resolved(keys | {"model_name": "qwen3-30b-a3b-base"}, source="test"))
 
     def check(**changes: Any) -> None:
-        content = json.dumps(NAMED[name] | changes)
+        content = json.dumps(PUBLISHED["Qwen3-30B-A3B"]["config"] | changes)
         (tmp_path / "huggingface" / "config.json").write_text(content)
         check_converted("load_parameters_path", str(tmp_path / "0" / "items"), config)
 
@@ -174,15 +140,12 @@ def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path:
         "rms_norm_eps": (1e-5, "normalization_layer_epsilon"),
         "head_dim": (64, "head_dim"),
         "num_hidden_layers": (40, "base_num_decoder_layers"),
-        "tie_word_embeddings": (
-            not NAMED[name].get("tie_word_embeddings"),
-            "logits_via_embedding",
-        ),
+        "tie_word_embeddings": (True, "logits_via_embedding"),
         "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_linear_scaling_factor"),
+        "num_experts_per_tok": (4, "num_experts_per_tok"),
+        "num_experts": (64, "num_e"),
+        "norm_topk_prob": (False, "norm_topk_prob"),
     }
-    if "num_experts" in NAMED[name]:
-        flips |= {"num_experts_per_tok": (4, "num_experts_per_tok"), "num_experts": (64, "num_e")}
-        flips["norm_topk_prob"] = (False, "norm_topk_prob")
     for key, (value, named) in flips.items():
         with pytest.raises(ConfigError, match=named):
             check(**{key: value})

@@ -13,18 +13,15 @@ from maxtext.layers import embeddings, linears, nnx_decoders
 
 from maxtext_overrides import folding, tied_head
 
-# [features] + [out] of every product with weights in a block of the models here, SmolLM2's halved:
-# gate or up, down, both of a fused MLP, queries, keys, the product behind attention, an own head.
+# [features] + [out] of products with weights in a block of the models here, SmolLM2's halved: gate
+# or up, down, queries, the product behind attention.
 FEATURES = {
     "gate": ((288,), (768,)),
     "down": ((768,), (288,)),
-    "fused": ((288,), (2, 768)),
     "queries": ((288,), (9, 32)),
-    "keys": ((288,), (3, 32)),
     "attention": ((9, 32), (288,)),
-    "head": ((64,), (512,)),
 }
-MATRICES = {"gate", "down", "head"}
+MATRICES = {"gate", "down"}
 STOCK = getattr(linears._compute_dot_general_nnx, "__wrapped__", linears._compute_dot_general_nnx)
 ROWS, LENGTH = 3, 7
 
@@ -77,9 +74,8 @@ def test_values_and_gradients_are_those_of_maxtext(name, fold):
     assert (axes_of_dots(folded, *arguments) == {(2, 2)}) == (name in MATRICES)
 
 
-@pytest.mark.parametrize("name", sorted(MATRICES))
-def test_bfloat16_is_no_less_exact_than_maxtext(name, fold):
-    arguments = operands(name, jnp.bfloat16)
+def test_bfloat16_is_no_less_exact_than_maxtext(fold):
+    arguments = operands("down", jnp.bfloat16)
     inputs, kernel, cotangent = (np.asarray(a, np.float64) for a in arguments)
     exact = (
         inputs @ kernel,

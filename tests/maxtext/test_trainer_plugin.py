@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import rlax_jetstream
 import rlax_maxtext
 from command_line import rlax
 from part_stubs import SourceStub
@@ -222,7 +221,6 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("per_device_batch_size=4", "= 4: times 1 devices x gradient_accumulation_steps = 1 x rl"),
         ("rlax.objective.mini_batches=4", "groups_per_step * group_size): set it to 2"),
         ("gradient_accumulation_steps=3", "group_size): no value satisfies this; change the rows"),
     ],
@@ -243,16 +241,11 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
             "attention = 'cudnn_flash_jax': cannot be used with rlax.batches.sequences_per_row",
         ),
         (SHARED, "= 16: must be rlax.rollouts.max_prompt_tokens + sequences_per_row * max_new"),
-        (
-            f"{SHARED} {LONG} hardware=gpu attention=cudnn_flash_jax",
-            "attention = 'cudnn_flash_jax': must be dot_product with",
-        ),
         (f"{SHARED} {LONG} {WINDOW}", "attention_type = 'local_sliding': must be global with rlax"),
         (
             f"{SHARED} {LONG} decoder_block=gemma2",
             "decoder_block = 'gemma2': must be one of llama2",
         ),
-        ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
         ("per_device_batch_size=3", "mini_batches = 1 is 3, and the 8 rows of a batch"),
         ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),
         # Found by building and calling the model, without an array.
@@ -336,23 +329,11 @@ def test_check_adds_up_what_training_needs():
     assert "rlax.trainer.allow_untested" in dict(checked.warnings)
 
 
-@pytest.mark.parametrize(
-    ("argv", "key", "words"),
-    [
-        ("rlax.weights.dtype=bfloat16 dtype=bfloat16", "", ""),
-        (
-            "rlax.weights.dtype=bfloat16",
-            "dtype",
-            "is bfloat16, but the trainer computes in float32",
-        ),
-    ],
-)
-def test_check_warns_of_ways_to_write_versions_that_do_not_fit(argv, key, words):
-    context = context_of((TINY, "dtype=float32", *argv.split()))
-    warnings = dict(OFFER.check(options_of(context), context).warnings)
-    found = {k: text for k, text in warnings.items() if k.startswith("rlax.weights.")}
-    assert list(found) == ([f"rlax.weights.{key}"] if key else [])
-    assert "".join(found.values()).startswith(words)
+def test_check_warns_of_versions_that_are_rounded_more_than_the_computation():
+    for dtype, warned in (("bfloat16", False), ("float32", True)):
+        context = context_of((TINY, "rlax.weights.dtype=bfloat16", f"dtype={dtype}"))
+        warnings = dict(OFFER.check(options_of(context), context).warnings)
+        assert ("rlax.weights.dtype" in warnings) == warned
 
 
 def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):
@@ -369,16 +350,6 @@ def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):
     given = (*argv, f"rlax.trainer.warm_start.directory={tmp_path}")
     context = dataclasses.replace(context_of(given), replays=f"{tmp_path}/run")
     assert OFFER.build(options_of(context), context).warm_start().directory == str(tmp_path)
-
-
-def test_check_adds_up_what_a_worker_needs():
-    engine = rlax_jetstream.rlax_register_rollout_engine()["jetstream"]
-    context = context_of((TINY, "rlax.rollouts.slots=4"))
-    memory = engine.check(engine.config_class(), context).memory
-    # Keys and values of 2 layers x 4 slots x 16 tokens x 2 heads x 16, and who holds what place.
-    caches = memory["key-value caches of 4 slots"] / (4 * 2 * 2 * 4 * 16 * 2 * 16)
-    assert 1 < caches < 1.05
-    assert memory["weights"] == memory["new weights, while they are loaded"] == 4 * 22688
 
 
 def test_init_writes_what_check_accepts_and_explains(tmp_path):

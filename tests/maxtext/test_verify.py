@@ -29,7 +29,7 @@ from maxtext_overrides.models.verify import (
     has_torch,
     tolerance,
 )
-from rlax_plugin.base.errors import ConfigError, RlaxError
+from rlax_plugin.base.errors import RlaxError
 
 WITHOUT_TORCH = sys.executable  # the project's environment has none
 VOCABULARY = 96
@@ -110,13 +110,12 @@ def test_the_models_logits_are_those_of_transformers(model: Model) -> None:
     assert found.argmax(axis=1).tolist() == answer
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_written_model_computes_the_same(dtype: str, python: str, converted: Converted) -> None:
-    code, said = converted(python, "--dtype", dtype)
+def test_the_written_model_computes_the_same(python: str, converted: Converted) -> None:
+    code, said = converted(python, "--dtype", "bfloat16")
     assert code == 0, said
     assert "verified with transformers 0: " in said
     assert "same at 144 of 144 places and 16 of 16 greedy tokens" in said
-    assert ("before they were rounded to bfloat16" in said) == (dtype == "bfloat16")
+    assert "before they were rounded to bfloat16" in said
 
 
 def test_another_weight_is_found_and_nothing_is_kept(
@@ -152,19 +151,6 @@ def answered(directory: Path, script: str, far: int = 0) -> Mapping[str, np.ndar
     return ask(asked, directory / "model", np.arange(4), 2, places, np.arange(far) * 100)
 
 
-def test_what_it_writes_is_returned(tmp_path: Path) -> None:
-    logits, far = np.arange(12, dtype=np.float32).reshape(6, 2), np.ones((3, 2), np.float32)
-    given = tmp_path / "given.npz"
-    answer = np.array([1, 0])
-    np.savez(given, answer=answer, logits=logits, far=far, rounding=0.5, made_with="transformers 0")
-    check = f'test "$2" = "{tmp_path}/model" && test -s "$3" && grep -q transformers "$1"'
-    found = answered(tmp_path, f'{check} && cp {given} "$4"', far=3)
-    assert str(found["made_with"]) == "transformers 0" and found["answer"].tolist() == [1, 0]
-    np.testing.assert_array_equal(found["logits"], logits)
-    np.testing.assert_array_equal(found["far"], far)
-    assert found["rounding"] == 0.5
-
-
 def test_whether_there_is_torch_is_found_without_importing_it(tmp_path: Path) -> None:
     modules = tmp_path / "modules"
     for name in ("torch", "transformers"):
@@ -180,13 +166,6 @@ def test_an_error_is_named_by_its_first_line(tmp_path: Path) -> None:
         answered(tmp_path, f"printf '{text}' >&2; exit 1")
     with pytest.raises(RlaxError, match=r"cannot compute .*model: it ended with status -9"):
         answered(tmp_path, "kill -9 $$")
-
-
-def test_a_python_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    (tmp_path / "data").touch()
-    for name, why in (("nothing", "No such file"), ("data", "Permission denied")):
-        with pytest.raises(ConfigError, match=f"^--verify-python = .*{name}': .*{why}"):
-            has_torch(str(tmp_path / name))
 
 
 LOGITS = np.array([[0.0, 1.0, 2.0], [3.0, 0.0, 1.0], [0.0, 5.0, 1.0], [1.0, 0.0, 0.5]])
