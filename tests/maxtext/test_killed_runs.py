@@ -14,17 +14,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 from processes import finished, process
 from runs import Run, digests, free_port, lines
 
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.run.state import journal
-from rlax_plugin.run.state.read_samples import as_batch
 from rlax_plugin.tools.commands.audit import audit
 from rlax_plugin.tools.commands.replay import replay
-from rlax_plugin.training.objective.batches import build_arrays
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "tests/configs/maxtext.yml"
@@ -180,26 +176,6 @@ def test_the_critic_learns_from_step_to_step(undisturbed):
     values = [step["objective/value"] for step in steps]
     assert len(set(values)) == STEPS
     assert all(step["objective/value_loss"] > 0 for step in steps)
-
-
-def test_what_the_calculator_gave_does_not_train(undisturbed):
-    files = RunFiles(undisturbed)
-    segments = [segment for segment, _ in journal.read(files) if segment.step is not None]
-    assert len(segments) == STEPS
-    for segment in segments:
-        batch = as_batch(segment.step, journal.read_samples(files, segment))
-        arrays = build_arrays(batch, rows=ROWS, length=LENGTH)
-        episodes = [episode for group in batch.groups for episode in group.episodes]
-        sampled, given = 0, 0
-        for mask_t, targets_t, episode in zip(
-            arrays["rl_mask"], arrays["targets"], episodes, strict=True
-        ):
-            first, second = episode.trajectories[0].turns
-            tokens = np.concatenate([first.sampled.tokens, second.sampled.tokens])
-            np.testing.assert_array_equal(targets_t[mask_t > 0], tokens)
-            sampled, given = sampled + len(tokens), given + len(second.given)
-        # Every second turn was given at least the two marks around a value.
-        assert arrays["rl_mask"].sum() == sampled and given >= 2 * ROWS
 
 
 @pytest.mark.ci

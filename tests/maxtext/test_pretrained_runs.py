@@ -17,9 +17,7 @@ from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 from small_tokenizers import byte_level
 
-from rlax_plugin.api import Tokenizer, harmless
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.run.state import journal
 from rlax_plugin.tools.commands.audit import audit
 
 ROOT = Path(__file__).parents[2]
@@ -89,30 +87,6 @@ def test_a_converted_model_is_trained_on_text_and_agrees_with_its_worker(home: P
     assert [line["step"] for line in lines] == [1, 2]
     assert max(line["logprob_gap/p95"] for line in lines) < 1e-4
     assert audit(run).clean
-
-
-def test_samples_end_with_the_line_and_their_texts_before_it(home: Path) -> None:
-    run = RunFiles(home / "runs" / "tiny")
-    tokenizer = Tokenizer.load(home / "source", "tokenizer_path")
-    episodes = [
-        episode
-        for segment, _ in journal.read(run)
-        if segment.step is not None
-        for group in journal.read_samples(run, segment)
-        for episode in group.group.episodes
-    ]
-    assert len(episodes) == 8 * STEPS
-    ended = 0
-    for episode in episodes:
-        (sampled,) = episode.sampled
-        text = tokenizer.decode(sampled.tokens)
-        line, newline, _ = text.partition("\n")
-        assert episode.text == harmless(line)
-        if newline:
-            assert sampled.finish == "stop"
-            assert "\n" not in tokenizer.decode(sampled.tokens[:-1])
-            ended += 1
-    assert ended >= 3
 
 
 def test_what_was_trained_comes_out_for_transformers_and_goes_in_again(home: Path) -> None:

@@ -1,25 +1,18 @@
 """MaxText's stock train_loop under our extension points, with models of 2 layers."""
 
 import itertools
-import threading
 
-import jax
 import numpy as np
 import pytest
-from objective_harness import slots_of
 from tiny_loop import LENGTH, ROWS, Recorder, batch, configure, policy_gradient, train
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer import loss
-from maxtext_overrides.trainer.model_outputs import BatchScores
 from maxtext_overrides.trainer.train_loop import OVERRIDES, Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.override import OverrideError
-from maxtext_overrides.variables import published
 from rlax_plugin.base.errors import TrainingError, WorkerError
-from rlax_plugin.training.objective.batches import ARRAYS, device_arrays
-from rlax_plugin.training.objective.diagnostics import summarise
-from rlax_plugin.training.objective.loss import make_loss
+from rlax_plugin.training.objective.batches import ARRAYS
 
 
 def stock_symbols():
@@ -75,58 +68,6 @@ def test_canary_is_of_the_version_it_is_published_with(three_steps):
         assert np.abs(new - old).max() > 1e-3  # the update's work
 
 
-HOT = np.where(np.arange(ROWS)[:, None] % 2, 1.3, 0.7)  # a temperature of every row
-
-
-def sampled_at(logits, data, temperature):
-    """log softmax(logits / temperature) of the targets, float64."""
-    scaled = logits / np.broadcast_to(temperature, logits.shape[:2])[..., None]
-    log_z = np.log(np.exp(scaled).sum(-1))
-    return np.take_along_axis(scaled, data["targets"][..., None], -1)[..., 0] - log_z
-
-
-def test_two_temperatures_in_a_batch_and_a_bound_of_each_step_are_one_program(
-    tmp_path, three_steps
-):
-    config = configure(tmp_path, "rlax.rollouts.temperature={from: 1.3, to: 0.7, steps: 2}")
-    bound = {"from": 0.4, "to": 0.1, "steps": 2}
-    clipped_loss = make_loss(slots_of("grpo", grad_1={"high": bound}))
-    arrays = device_arrays(config.rlax)
-    traces, metrics, gaps = [], {}, {}
-
-    def objective(outputs, data):
-        traces.append(outputs)
-        return clipped_loss(outputs, data)
-
-    def batches(step):
-        data = {name: spec.zeros(ROWS, LENGTH) for name, spec in arrays.items()} | batch(step)
-        data["rl_step"][:] = step
-        data["rl_staleness"][:] = 1
-        data["rl_temperature"] = np.broadcast_to(HOT, (ROWS, LENGTH)).astype(np.float32)
-        sampled = sampled_at(three_steps.first_logits.astype(np.float64), data, HOT)
-        data["rl_behaviour_logprobs"] = sampled.astype(np.float32)
-        return data
-
-    def on_start(loop):
-        data = batches(1)
-        for name, temperature in (("one", 1.3), ("two", HOT)):
-            of_rows = np.broadcast_to(temperature, (ROWS, LENGTH)).astype(np.float32)
-            told = data | {"rl_temperature": of_rows}
-            found = BatchScores(config, None)(loop, published(loop.model_state), told)
-            expected = sampled_at(three_steps.first_logits.astype(np.float64), data, temperature)
-            gaps[name] = np.quantile(np.abs(found - expected), 0.95)
-
-    def on_step_end(loop, found):
-        metrics[loop.completed] = summarise(jax.device_get(found)) | {"traces": len(traces)}
-
-    events = Events(batches=batches, on_step_end=on_step_end, on_start=on_start)
-    run_train_loop(config, events, arrays=arrays, objective=objective)
-    assert gaps["two"] < 2 * gaps["one"] < 1e-5
-    assert metrics[1]["logprob_gap/p95"] < 1e-5
-    assert metrics[1]["objective/ratio"] == pytest.approx(1, abs=1e-5)
-    assert [metrics[step]["traces"] for step in (2, 3)] == [metrics[1]["traces"]] * 2
-
-
 def test_data_error_is_what_the_loop_ends_with(tmp_path):
     before = stock_symbols()
 
@@ -167,17 +108,6 @@ def test_checkpoint_resume_and_stop(tmp_path, three_steps):
     assert third.calls == [("start", 3)] and third.loop.completed == 3
     for name, value in three_steps.weights[3].items():
         np.testing.assert_array_equal(third.weights[3][name], value, err_msg=name)
-
-
-def test_checkpoints_leave_no_threads(tmp_path):
-    def loops():
-        return sum("(_run_loop)" in thread.name for thread in threading.enumerate())
-
-    before = loops()
-    saving = {"enable_checkpointing": True, "async_checkpointing": True, "checkpoint_period": 1}
-    train(tmp_path, steps=6, **saving)
-    labels = [p.name for p in (tmp_path / "tiny" / "checkpoints").iterdir() if p.name.isdigit()]
-    assert len(labels) >= 5 and loops() <= before + 1  # that of the last save
 
 
 def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):
