@@ -57,31 +57,11 @@ TESTED = {
         TABLE = {"one": 1, "two": 2}
         """,
 }
+MOVED = "\n        def moved(a):\n            return a\n"
+LOOP = TESTED["up/loop.py"].replace(MOVED, "").replace("b=1", "b=2")
 OTHER = TESTED | {
-    "up/loop.py": """
-        from up.parts import Model as Model
-        from .parts import pair
-        from up import parts
-
-        def same(a):
-            return a
-
-        @decorated(
-            with_an_argument,
-        )
-        def changed(a, b=2):
-            return a  # the first
-
-        def renamed_now(a):
-            return a
-
-        def keyed(state):
-            return state["step"], state["models"]
-        """,
-    "up/elsewhere.py": """
-        def moved(a):
-            return a
-        """,
+    "up/loop.py": LOOP.replace("def renamed(", "def renamed_now(").replace('"model"]', '"models"]'),
+    "up/elsewhere.py": MOVED,
 }
 
 
@@ -147,43 +127,17 @@ def test_a_definition_is_found_behind_imports_decorators_and_conditions(tested) 
     ]
 
 
-def test_names_are_fields_keys_arguments_and_imports(tested) -> None:
-    assert tested.find("up.parts").names >= {"Model", "depth", "tokens", "pair", "one", "two"}
-    assert tested.find("up.loop").names >= {"Model", "pair", "parts", "step", "other"}
-    assert "1" not in tested.find("up.parts").names
-
-
-def test_same(tested, other) -> None:
-    one = compared(tested, other, "up.loop.same")
-    assert (one.status, one.notes, one.diff) == ("same", (), ())
-
-
 def test_changed_comes_with_a_unified_diff(tested, other) -> None:
     one = compared(tested, other, "up.loop.changed")
     assert one.status == "changed"
-    assert one.diff == (
-        "--- tested/up.loop.changed",
-        "+++ other/up.loop.changed",
-        "@@ -1,5 +1,5 @@",
-        " @decorated(",
-        "     with_an_argument,",
-        " )",
-        "-def changed(a, b=1):",
-        "+def changed(a, b=2):",
-        "     return a  # the first",
-    )
+    assert one.diff[:2] == ("--- tested/up.loop.changed", "+++ other/up.loop.changed")
+    assert {"-def changed(a, b=1):", "+def changed(a, b=2):"} < set(one.diff)
 
 
 def test_missing_names_what_is_like_it(tested, other) -> None:
     one = compared(tested, other, "up.loop.renamed")
     assert (one.status, one.diff) == ("missing", ())
     assert one.notes[0] == "nearest: up.loop.renamed_now, with another source"
-
-
-def test_moved_is_found_with_the_same_source(tested, other) -> None:
-    one = compared(tested, other, "up.loop.moved")
-    assert one.status == "missing"
-    assert "nearest: up.elsewhere.moved, with the same source" in one.notes
 
 
 def test_of_names_only_the_missing_ones_count(tested, other) -> None:
@@ -200,35 +154,22 @@ def test_a_stale_table_is_an_error(tested, other) -> None:
     assert one.notes == ("the tested source has another digest than the table",)
 
 
-def test_a_wheel_is_read_as_a_folder_is(tested, tmp_path) -> None:
-    packed = Sources(wheel(tmp_path / "up-1-py3-none-any.whl", OTHER))
-    assert compared(tested, packed, "up.loop.same").status == "same"
-    assert compared(tested, packed, "up.loop.changed").status == "changed"
-    moved = compared(tested, packed, "up.loop.moved")
-    assert "nearest: up.elsewhere.moved, with the same source" in moved.notes
-
-
-@pytest.fixture
-def command(tested, other, tmp_path, monkeypatch):
-    """The command with a table of these names; the status, and the last line that it prints."""
-
-    def run(capsys, *names):
-        table = {"ours.py": tuple(override(tested, f"up.loop.{n}") for n in names)}
+def test_a_wheel_is_compared_and_the_status_says_whether_anything_differs(
+    tested, tmp_path, monkeypatch, capsys
+) -> None:
+    place = wheel(tmp_path / "up-1-py3-none-any.whl", OTHER)
+    monkeypatch.setattr(comparing, "installed", lambda *_: tested)
+    for names, status, counts in (
+        (("same", "Model"), 0, "2 symbols of maxtext 0.2.5 in {}: 2 same, 0 changed, 0 missing"),
+        (
+            ("same", "changed", "moved"),
+            1,
+            "3 symbols of maxtext 0.2.5 in {}: 1 same, 1 changed, 1 missing",
+        ),
+    ):
+        table = {"ours.py": tuple(override(tested, f"up.loop.{name}") for name in names)}
         monkeypatch.setattr(comparing, "BY_MODULE", table)
-        monkeypatch.setattr(comparing, "installed", lambda *_: tested)
-        status = comparing.main([str(tmp_path / "other")])
-        return status, capsys.readouterr().out.splitlines()[-1]
-
-    return run
-
-
-def test_the_status_says_whether_anything_differs(command, capsys, tmp_path) -> None:
-    place = tmp_path / "other"
-    assert command(capsys, "same", "Model") == (
-        0,
-        f"2 symbols of maxtext 0.2.5 in {place}: 2 same, 0 changed, 0 missing",
-    )
-    assert command(capsys, "same", "changed", "moved") == (
-        1,
-        f"3 symbols of maxtext 0.2.5 in {place}: 1 same, 1 changed, 1 missing",
-    )
+        assert comparing.main([str(place)]) == status
+        printed = capsys.readouterr().out
+        assert printed.splitlines()[-1] == counts.format(place)
+    assert "nearest: up.elsewhere.moved, with the same source" in printed

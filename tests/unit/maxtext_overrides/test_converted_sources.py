@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,6 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
         config(num_key_value_heads=1),
         r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows from the model's config$",
     ),
-    "fewer layers": (
-        config(num_hidden_layers=1),
-        "has 9 tensors that LlamaForCausalLM does not have: .*layers.1.* and 6 more$",
-    ),
     "more layers": (
         config(num_hidden_layers=3),
         "lacks 9 tensors of LlamaForCausalLM: .*layers.2.* and 6 more$",
@@ -163,10 +159,6 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "tied": (
         config(tie_word_embeddings=True),
         r"says tie_word_embeddings, but lm_head.weight differs",
-    ),
-    "untied": (
-        tensors(lambda held: held.pop("lm_head.weight")),
-        "lacks a tensor .*lm_head.weight$",
     ),
     "no width of a head": (
         config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", head_dim=None),
@@ -185,17 +177,14 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "no number": (config(hidden_size="64"), "config.json': is no config of .*expected int"),
     "heads": (config(num_key_value_heads=3), "num_key_value_heads in .* = 3: must divide the 4"),
     "odd heads": (config(head_dim=15), "config.json': is no config of .*requires an even"),
-    "biases": (config(mlp_bias=True), "mlp_bias in .* = True: is not supported"),
-    "output bias": (config(attention_bias=True), "attention_bias in .* = True"),
-    "activation": (config(hidden_act="gelu"), "hidden_act in .* = 'gelu': is not supported"),
     "window": (
-        config(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=32),
-        "sliding_window in .* = 32: sliding windows are not supported",
-    ),
-    "quantised": (config(quantization_config={"bits": 4}), "quantization_config in "),
-    "partial positions": (
-        config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
-        "partial rotary positions are not supported",
+        # What transformers leaves out has its default, which the longest sequence exceeds.
+        config(
+            architectures=["MistralForCausalLM"],
+            model_type="mistral",
+            max_position_embeddings=8192,
+        ),
+        "sliding_window in .* = 4096: sliding windows are not supported",
     ),
     "yarn": (
         config(rope_parameters={"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0}),
@@ -220,9 +209,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
         "= 'DeepseekV3ForCausalLM': is not supported; supported are LlamaForCausalLM, ",
     ),
     "theta": (config(rope_parameters={"rope_theta": 1e4 + 0.5}), "must be a whole number"),
-    "linked vocabulary": (linked("vocab.txt"), "vocab.txt is a link to '.*/secret', outside"),
     "linked config": (linked("config.json"), "config.json is a link to '.*/secret', outside"),
-    "linked settings": (linked("generation_config.json"), "generation_config.json is a link to"),
     "linked template": (only_a_linked_template, "chat_template.jinja is a link to"),
     "tokenizer": (large_tokenizer, "ids up to 104, but the model has only 96 tokens"),
 }
@@ -250,25 +237,6 @@ def test_nothing_is_written_of_what_is_rejected(source: Path, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-@pytest.fixture
-def existing(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "out"
-    path.mkdir()
-    (path / "mine").touch()
-    yield path
-    assert [one.name for one in path.iterdir()] == ["mine"]
-
-
-def test_a_directory_that_exists_stays(source: Path, existing: Path) -> None:
-    result = rlax("convert", str(source), "--out", str(existing))
-    assert result.exit_code == 2 and "exists already" in result.stderr
-
-
-def test_what_is_no_model_is_said(tmp_path: Path) -> None:
-    result = rlax("convert", str(tmp_path / "nothing"), "--out", str(tmp_path / "out"))
-    assert "must be a directory with config.json and safetensors, or a GGUF" in result.stderr
-
-
 def test_shards_hold_the_same_model(source: Path) -> None:
     whole = load_file(source / "model.safetensors")
     sharded(source)
@@ -293,17 +261,13 @@ def test_float64_is_rounded_with_a_note(source: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("shards_left", [False, True])
-def test_a_whole_file_is_read_whatever_an_old_index_says(shards_left: bool, source: Path) -> None:
+def test_a_whole_file_is_read_whatever_an_old_index_says(source: Path) -> None:
     """transformers saves in shards, then whole: the index stays, its shards are removed."""
     whole = {name: tensor + 1 for name, tensor in load_file(source / "model.safetensors").items()}
     sharded(source)
-    if not shards_left:
-        for shard in ("a.safetensors", "b.safetensors"):
-            (source / shard).unlink()
+    (source / "a.safetensors").unlink()
     save_file(whole, source / "model.safetensors")
     found = SafetensorsDirectory(source)
-    assert found.shapes == {name: tensor.shape for name, tensor in whole.items()}
     for name, tensor in whole.items():
         np.testing.assert_array_equal(found.read(name), tensor)
 
@@ -326,14 +290,6 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
         check_tensors(SafetensorsDirectory(source), tied)
 
 
-def test_what_transformers_leaves_out_has_its_defaults(source: Path) -> None:
-    """A Mistral without sliding_window has one of 4096, which its longest sequence exceeds."""
-    kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    config(**kind, max_position_embeddings=8192)(source)
-    with pytest.raises(ConfigError, match=r"sliding_window in .* = 4096"):
-        convert.examine(source, "float32", True)
-
-
 def test_all_reasons_are_named_at_once(source: Path) -> None:
     config(mlp_bias=True, attention_bias=True, dual_chunk_attention_config={"chunk_size": 4})(
         source
@@ -344,16 +300,3 @@ def test_all_reasons_are_named_at_once(source: Path) -> None:
     assert len(lines) == 3
     for key in ("mlp_bias in ", "attention_bias in ", "dual_chunk_attention_config in "):
         assert sum(line.startswith(key) for line in lines) == 1, lines
-
-
-def test_fused_experts_are_rejected_by_the_tensors_that_are_missing(tmp_path: Path) -> None:
-    """The form that transformers holds in memory, and writes if it is told to."""
-    source = tiny_models.write("qwen3_moe", tmp_path / "source")
-    held = load_file(source / "model.safetensors")
-    experts = [name for name in held if ".layers.0.mlp.experts." in name]
-    for name in experts:
-        del held[name]
-    held["model.layers.0.mlp.experts.gate_up_proj"] = np.zeros((8, 96, 64), np.float32)
-    save_file(held, source / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"lacks 24 tensors .*experts\.0\..*gate_up_proj instead"):
-        convert.examine(source, "float32", True)

@@ -136,27 +136,6 @@ def test_commands_in_the_docs_are_declared() -> None:
     assert commands <= {override.symbol for override in ALL}
 
 
-def test_an_undeclared_use_is_found(known) -> None:
-    source = (
-        "import maxtext.layers.moe\n"
-        "from maxtext.utils import max_utils, sharding\n"
-        "from maxtext.utils.max_utils import cross_entropy_with_logits\n"
-        "importlib.import_module('maxtext.layers.quantizations')\n"
-        "max_utils.print_system_information()\n"
-        "sharding.remove_fsdp_sharding(1)\n"
-        "train.eval_step()\n"
-        "train.max_utils.calculate_num_params_from_pytree(1)\n"
-    )
-    names = {n for _, n in uses(ast.parse(source)) if n.startswith("maxtext.")}
-    assert {name for name in names if not is_declared(name, known)} == {
-        "maxtext.layers.moe",
-        "maxtext.layers.quantizations",
-        "maxtext.utils.sharding.remove_fsdp_sharding",
-        f"{TRAIN}.eval_step",
-        f"{TRAIN}.max_utils.calculate_num_params_from_pytree",
-    }
-
-
 def test_every_key_of_the_config_that_is_used_is_declared(known) -> None:
     found = SOURCES.find(CONFIG_KEYS.symbol)
     assert found is not None

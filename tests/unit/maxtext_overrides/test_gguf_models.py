@@ -164,33 +164,17 @@ def test_scaled_positions_are_those_of_llama_cpp(
         ({"kind": Kind.Q8_K}, "has the type Q8_K, which cannot be read"),
         ({"values": {"llama.expert_count": 8}}, "llama.expert_count .* = 8: must be 0"),
         ({"values": {"llama.attention.causal": False}}, "causal .* = False: must be True"),
-        ({"values": {"llama.attention.scale": 0.5}}, r"attention\.scale .* = 0.5: must be 0"),
-        ({"values": {"llama.attention.clamp_kqv": 8.0}}, r"clamp_kqv .* = 8.0: must be 0"),
-        (
-            {"values": {"llama.attn_logit_softcapping": 50.0}},
-            "attn_logit_softc.* = 50.0: must be 0",
-        ),
-        ({"values": {"llama.final_logit_softcapping": 30.0}}, "final_logit_.* = 30.0: must be 0"),
         ({"values": {"llama.embedding_scale": 8.0}}, "embedding_scale .* = 8.0: must be 0 or 1"),
-        ({"values": {"llama.use_parallel_residual": True}}, "residual .* = True: must be False"),
-        ({"values": {"llama.rope.scaling.attn_factor": 0.8}}, "attn_factor .*: must be 1"),
-        (
-            {"values": {"llama.rope.scaling.yarn_beta_fast": 32.0}},
-            "yarn_beta_fast .*: is not known",
-        ),
         ({"values": {"llama.attention.temperature": 2.0}}, "temperature .* = 2.0: is not known"),
         ({"values": {"llama.tensor_data_layout": "rows"}}, "layout .*'rows': must be Meta AI or"),
         ({"values": {"general.type": "adapter"}}, "general.type .*'adapter': must be model"),
-        ({"values": {"split.count": 2}}, "split.count .* = 2: must be 1"),
         ({"values": {"llama.rope.dimension_count": 8}}, "rope.dimension_count .* = 8.*, 16"),
         ({"values": {"llama.rope.scaling.type": "yarn"}}, "'yarn': must be none or linear"),
         ({"values": {"llama.block_count": None}}, "llama.block_count .*: is missing"),
         ({"values": {"llama.block_count": 3}}, "lacks 9 tensors .*layers.2"),
         ({"values": {"llama.feed_forward_length": 32}}, r"shape \[96, 64\], but \[32, 64\]"),
         ({"values": {"tokenizer.ggml.pre": "klingon"}}, "tokenizer.ggml.pre .*'klingon'"),
-        ({"values": {"tokenizer.ggml.model": "rwkv"}}, "tokenizer.ggml.model .*'rwkv'"),
         ({"values": {"llama.rope.freq_base": float("inf")}}, "freq_base .* = inf: is too large"),
-        ({"values": {"llama.attention.head_count": (1 << 32) - 1}}, "head_count .* is too large"),
         ({"tokens": [*tiny_gguf.TOKENS, "a"]}, "ggml.tokens .* has a token twice, 'a'"),
         ({"values": {"tokenizer.ggml.eos_token_id": 5000}}, "eos_token_id .* = 5000: must be one"),
         (
@@ -203,17 +187,3 @@ def test_what_is_not_supported_is_named(options: Any, message: str, tmp_path: Pa
     path = tiny_gguf.write(tmp_path / "tiny.gguf", **options)
     with pytest.raises(ConfigError, match=message):
         convert.examine(path, "float32", True)
-
-
-def test_broken_files_are_one_message_each(tmp_path: Path) -> None:
-    whole = tiny_gguf.write(tmp_path / "whole.gguf").read_bytes()
-    path = tmp_path / "broken.gguf"
-    count = whole.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
-    endless = whole[:count] + b"\xff" * 8 + whole[count + 8 :]
-    for content in (b"", b"GGUF", b"PK" + whole[2:], whole[:500], whole[:-1], endless):
-        path.write_bytes(content)
-        with pytest.raises(
-            ConfigError, match=r"broken\.gguf.*is truncated or no GGUF file"
-        ) as raised:
-            convert.examine(path, "float32", True)
-        assert "dtype" not in str(raised.value)  # numpy's words
