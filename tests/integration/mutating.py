@@ -55,8 +55,14 @@ def mutations(
         yield data
 
 
-def _wrong_field(message: Message, rng: random.Random, texts: Sequence[bytes]) -> bytes:
-    """A message of which one field is missing or wrong, or a field of a message in it."""
+def _wrong_field(
+    message: Message, rng: random.Random, texts: Sequence[bytes], most: int = _MANY
+) -> bytes:
+    """A message of which one field is missing or wrong, or a field of a message in it.
+
+    Args:
+      most: entries of a list.
+    """
     present = [(field, value) for field, value in message.ListFields() if not _is_map(field)]
     inside = [(field, value) for field, value in present if field.message_type is not None]
     rest = type(message)()
@@ -78,7 +84,7 @@ def _wrong_field(message: Message, rng: random.Random, texts: Sequence[bytes]) -
     if rng.random() < 0.05:  # as another type than the field has
         wire = rng.choice((_VARINT, _FIXED64, _BYTES, _FIXED32, 3, 4, 6, 7))
         return message.SerializeToString() + _tag(field, wire) + rng.randbytes(rng.randrange(12))
-    many = _MANY if field.is_repeated and rng.random() < 0.2 else 1
+    many = most if field.is_repeated and rng.random() < 0.2 else 1
     added = b"".join(_extreme(field, rng, texts) for _ in range(many))
     return message.SerializeToString() + added[:_MOST_BYTES]  # it may end within a field
 
@@ -93,7 +99,7 @@ def _extreme(field: FieldDescriptor, rng: random.Random, texts: Sequence[bytes])
         empty = GetMessageClass(field.message_type)()
         key = _with_length(field.message_type.fields[0], rng.randbytes(6).hex().encode())
         return _with_length(
-            field, (key if _is_map(field) else b"") + _wrong_field(empty, rng, texts)
+            field, (key if _is_map(field) else b"") + _wrong_field(empty, rng, texts, most=1)
         )
     if field.type == _F.TYPE_STRING:
         return _with_length(field, rng.choice((*_TEXTS, *texts)))
