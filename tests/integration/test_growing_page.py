@@ -43,10 +43,9 @@ def is_kept(page: Page) -> None:
 
 def test_a_page_grows_with_its_run(finished_run, tmp_path):
     files = finished_run.copied_to(tmp_path).dir
-    metrics, summary = ((files / name).read_text() for name in ("metrics.jsonl", "summary.json"))
-    lines = metrics.splitlines(keepends=True)
-    (files / "metrics.jsonl").unlink()
-    (files / "summary.json").unlink()
+    (later := tmp_path / "later").mkdir()
+    for name in ("metrics.jsonl", "summary.json", "journal", "samples", "evaluation"):
+        (files / name).rename(later / name)
     process = psutil.Process()  # this one is the trainer, for the page
     holder = {"host": gethostname(), "pid": process.pid, "started_s": process.create_time()}
     (files / ".lock").write_text(json.dumps(holder))
@@ -60,7 +59,9 @@ def test_a_page_grows_with_its_run(finished_run, tmp_path):
         expect(page.locator("#watched")).to_contain_text("reloads, written at")
 
         # Midway: nothing but the page itself loads it again.
-        (files / "metrics.jsonl").write_text("".join(lines[:4]))
+        four = (later / "metrics.jsonl").read_text().splitlines(keepends=True)[:4]
+        (files / "metrics.jsonl").write_text("".join(four))
+        (later / "samples").rename(files / "samples")
         report.write(reload_s=0.5)
         expect(page.locator(".card dd", has_text="4").first).to_be_visible()
         wait_until(lambda: stays(page), "a page that does not reload itself")
@@ -72,7 +73,7 @@ def test_a_page_grows_with_its_run(finished_run, tmp_path):
         page.evaluate("scrollTo(0, document.getElementById('rollouts').offsetTop - 70)")
         page.evaluate("window.isTheSame = true")
         page.locator("#rows tr").first.click()
-        (files / "metrics.jsonl").write_text(metrics)
+        (later / "metrics.jsonl").rename(files / "metrics.jsonl")
         report.write(reload_s=0.5)
         page.wait_for_timeout(1500)  # three times as long as until it would reload
         assert page.evaluate("window.isTheSame")  # a rollout is open
@@ -80,7 +81,8 @@ def test_a_page_grows_with_its_run(finished_run, tmp_path):
 
         # After the end.
         (files / ".lock").unlink()
-        (files / "summary.json").write_text(summary)
+        (later / "summary.json").rename(files / "summary.json")
+        (later / "journal").rename(files / "journal")
         report.write()
         expect(page.locator("#state")).to_have_text("complete")
         page.wait_for_selector("body[data-reloading=ready]")

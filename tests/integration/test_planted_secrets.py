@@ -66,6 +66,8 @@ def config(share: float) -> dict:
         "trainer": {"name": "planted"},
     }
     content["rlax"]["curation"] |= {"max_refill": 2}
+    # A tracker that is imported slowly, on a busy machine, writes all the same.
+    content["rlax"].setdefault("deadlines", {})["close_s"] = 200.0
     return content
 
 
@@ -96,6 +98,7 @@ def test_nothing_but_the_kept_config_has_a_secret(
     rlax("report", "runs/some", "runs/all", "--out", "compare.html")
     # The run goes on with another token, and with no other rewards.
     again = ("train", "some.yml", "run_name=some", "steps=3", "hf_access_token=another-7q9z")
+    rlax(*again)
     rlax(*again, f"rlax.rewards=[{{name: even, api_key: {planted.HF_TOKEN}}}]", status=2)
     rlax("eval", "runs/some", "rlax.evaluation.problems=2", again[-1])
     printed["sent to workers"] = to_bytes(resolve(tmp_path / "some.yml")).decode()
@@ -107,10 +110,9 @@ def test_nothing_but_the_kept_config_has_a_secret(
     leaks = {name: sorted(have) for name, text in everything.items() if (have := repeated(text))}
     assert leaks == {}
     # They were written there, but for being hidden.
-    for name in ("runs/some/logs/trainer.log", "runs/some/logs/rewards.log", "some.tar.gz"):
-        assert everything[name].count(MARK) > 20, name
-    for name in ("runs/all/ended.json", "reported.txt", "compare.html", "runs/some/mlflow.db"):
-        assert MARK in everything[name], name
+    hidden = ("runs/some/logs/trainer.log", "runs/some/logs/rewards.log", "some.tar.gz")
+    hidden += ("runs/all/ended.json", "reported.txt", "compare.html", "runs/some/mlflow.db")
+    assert [name for name in hidden if MARK not in everything[name]] == []
     assert any("printed" in text for name, text in found.items() if "logs/local" in name)
     for run in ("some", "all"):
         assert stat.S_IMODE((tmp_path / f"runs/{run}/config.yml").stat().st_mode) == 0o600

@@ -23,9 +23,10 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.base.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.base.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollout.fleet.fleet_service import FleetService
+from rlax_plugin.rollout.worker.member import PROCESS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.transport.pieces import request_messages
@@ -137,6 +138,35 @@ def test_nothing_is_generated_between_a_mismatch_and_the_leases_release():
             with pytest.raises(WeightsMismatchError):
                 await worker.life
             assert generating == [True, False]
+
+    run(main)
+
+
+def test_what_is_read_after_a_quarantine_is_not_accepted():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(0)
+            worker = Worker("w", Counting(5, every=5), settings, one.address)
+            await until(lambda: one.held("w") == 0)
+            member = one.fleet.workers["w"]
+            generate = member.stub.Generate
+
+            async def late(*args: Any, **kwargs: Any) -> Any:
+                async for reply in generate(*args, **kwargs):
+                    request = pb.DeregisterRequest(
+                        worker="w", quarantine="a canary died", process=PROCESS
+                    )
+                    await one.fleet.Deregister(request, None)
+                    yield reply
+
+            member.stub.Generate = late
+            ticket = one.dispatcher.submit(group(0))
+            await until(lambda: one.again)
+            assert one.again == [(0, 2, "quarantined: a canary died")] and not ticket.done()
+            # The process itself has not heard of it yet; it asks to be registered and gives up.
+            with pytest.raises(WorkerError, match="quarantined: a canary died"):
+                await worker.life
 
     run(main)
 
