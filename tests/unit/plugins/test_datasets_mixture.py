@@ -69,12 +69,12 @@ def part(name: str, **options: Any) -> dict[str, Any]:
 
 
 def test_each_source_is_a_domain_with_its_weight(tmp_path: Path) -> None:
-    found = mixture(
-        tmp_path,
-        a=part("a", weight=3, held_out={"test": 0.4}),
-        b=part("b", system="Be brief."),
-        c=part("c", domain="kind", weights={"0": 1, "1": 3}, held_out={"dev": 0.2}),
-    )
+    sources = {
+        "a": part("a", weight=3, held_out={"test": 0.4}),
+        "b": part("b", system="Be brief."),
+        "c": part("c", domain="kind", weights={"0": 1, "1": 3}, held_out={"dev": 0.2}),
+    }
+    found = here(mixture(tmp_path, **sources))
     assert isinstance(found, Mixture) and found.splits == ("train", "test", "dev")
     table = found.prompts("train")
     names = ("a", "b", "c/0", "c/1")
@@ -115,6 +115,11 @@ def test_what_one_source_is_evaluated_with_is_not_trained_on_from_another(tmp_pa
     keeps = here(mixture(tmp_path, **other)).prompts("train")
     assert [one.text for one in keeps[:8]] == [one.text for one in alone]
     assert keeps.digest != table.digest
+
+
+def test_what_two_sources_train_on_stays_in_both(tmp_path: Path) -> None:
+    found = here(mixture(tmp_path, a=part("a"), again=part("a")))
+    assert [one.text for one in found.prompts("train")] == 2 * [f"a{n}" for n in range(8)]
 
 
 def test_a_source_without_a_prompt_that_may_be_trained_on_is_an_error(tmp_path: Path) -> None:

@@ -306,16 +306,15 @@ def test_a_message_that_is_none_is_the_episodes_error(line):
     with_pool(config(), work)
 
 
-def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there():
+def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there(shared):
     async def work(pool):
         with pytest.raises(RlaxError, match="no worker"):
             await play(pool, Played("turns 2", errors={2: RlaxError("no worker")}))
         await eventually(lambda: not pool.under_way)
-        assert pool.replaced == 0
         (wrong,) = await play(pool, Played("turns 2", errors={1: ValueError("not a token")}))
         assert reason(wrong).startswith("rlax.environment: ValueError: not a token")
 
-    with_pool(config(), work)
+    shared(work)
 
 
 def test_an_episode_that_is_cancelled_ends_in_its_process():

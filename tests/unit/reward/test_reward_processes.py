@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,9 +36,11 @@ from waiting import eventually, wait_until
 from rlax_plugin.base.errors import PluginError, RlaxError
 from rlax_plugin.base.types import Score, Unscored
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.reward import pool as pool_module
 from rlax_plugin.reward.messages import episode_to, line, prompt_to, score_from, shared
 from rlax_plugin.reward.pool import RewardPool
 from rlax_plugin.reward.process import Failures, form_of
+from rlax_plugin.reward.scoring import Clock
 
 PLUGIN = r"""
 import os, socket, stat, subprocess, sys, threading, time
@@ -391,6 +394,31 @@ def test_an_answer_that_came_while_the_trainer_was_paused_is_read():
             await pool.close()
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_job_that_began_later_is_looked_at_again_after_what_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    later, looks = pool_module._later, []
+
+    class Begun(Clock):
+        left_s = 77.0
+
+    def noted_later(delay_s: float, look: Callable[[], None]) -> asyncio.TimerHandle:
+        if delay_s > 60:
+            looks.append((delay_s, look))
+        return later(delay_s, look)
+
+    async def work(pool: RewardPool) -> None:
+        found = asyncio.ensure_future(scored(pool, "wait"))
+        await there(Path("waiting"))
+        looks[0][1]()  # as if the time of the job before it were over
+        Path("go").touch()
+        assert totals(await found) == [1.5]
+
+    monkeypatch.setattr(pool_module, "_later", noted_later)
+    with_pool(rewards(), work, clocks=lambda job, expired: Begun(job.limit_s, expired))
+    assert [delay_s for delay_s, _ in looks] == [77.0, 77.0]
 
 
 def own_sockets() -> set[int]:

@@ -250,6 +250,11 @@ BROKEN: dict[str, Broken] = {
                     raise WeightsError("other names")
                 return found
 
+            def delete(self, path):
+                import shutil
+
+                shutil.rmtree(path, ignore_errors=True)
+
         def build(context):
             return Store()
         """,
