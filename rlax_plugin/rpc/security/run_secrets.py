@@ -95,7 +95,7 @@ class RunSecrets:
         try:
             replace(self.of_worker, token=token).write(path)
         except OSError as error:
-            reason = f"{error.filename or path} cannot be written: {error.strerror}"
+            reason = f"{path} cannot be written: {error.strerror}"
             raise ConfigError("rlax.state_dir", str(self.state_dir), reason) from None
         return token
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.callers import METHODS, Caller, Callers, current_caller, with_token
 from rlax_plugin.rpc.security.secret import Secret, new_token
 from rlax_plugin.rpc.transport.channels import gone
@@ -58,11 +59,11 @@ async def served(door: Door) -> Any:
         await server.stop(None)
 
 
-async def call(channel: Any, method: str, **options: Any) -> str:
-    """The answer, or the status."""
+async def call(channel: Any, method: str, sent: bytes = b"", **options: Any) -> str:
+    """The answer to a message, or the status."""
     while True:
         try:
-            stream = channel.stream_stream(method)(iter([b""]), timeout=60, **options)
+            stream = channel.stream_stream(method)(iter([sent]), timeout=60, **options)
             return b"".join([reply async for reply in stream]).decode().strip()
         except grpc.aio.AioRpcError as error:
             # A status that comes while the message is still being sent may be lost in gRPC.
@@ -197,5 +198,31 @@ def test_a_token_that_is_dismissed_is_taken_no_more_and_one_admitted_later_is() 
             known.dismiss(token)
             assert await call(connection, method) == "UNAUTHENTICATED" and token not in known
         assert current_caller() is None
+
+    run(main)
+
+
+class Rollout(rpc.RolloutServicer):
+    async def Generate(self, request_iterator: Any, context: Any) -> Any:
+        async for _ in request_iterator:
+            yield pb.Reply()
+
+    async def Health(self, request: Any, context: Any) -> pb.HealthReply:
+        return pb.HealthReply()
+
+
+@pytest.mark.parametrize("method", ["Generate", "Health"])
+def test_bytes_that_are_no_message_of_a_method_are_refused(method: str) -> None:
+    async def main() -> None:
+        door = Door(callers(), doors.SECRETS.identity)
+        server, address = listen("127.0.0.1", 0, door, "port")
+        rpc.add_RolloutServicer_to_server(Rollout(), server)
+        await server.start()
+        secret = Secret(TOKENS["trainer"], doors.SECRETS.identity.certificate)
+        async with connect(address, secret) as connection:
+            name = f"/rlax.v1.Rollout/{method}"
+            assert await call(connection, name, b"\xff") == "INVALID_ARGUMENT"
+            assert await call(connection, name) == ""  # a message of defaults, and its reply
+        await server.stop(None)
 
     run(main)

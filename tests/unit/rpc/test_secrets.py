@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -54,6 +55,13 @@ def test_a_token_that_others_may_have_read_is_replaced_by_the_next_start(
     after = run_secrets(tmp_path)
     assert after.share(role) != token and after.worker == before.worker
     assert run_secrets(tmp_path) == after == known_secrets(tmp_path)
+
+
+def test_a_token_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    secrets = run_secrets(tmp_path)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(ConfigError, match=f"{token_file(tmp_path, 'client')} cannot be written"):
+        secrets.share("client")
 
 
 def test_secrets_are_made_once_and_differ_from_run_to_run(tmp_path: Path) -> None:
