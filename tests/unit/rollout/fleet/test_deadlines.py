@@ -19,29 +19,21 @@ from rlax_plugin.rollout.worker.member import Member
 from rlax_plugin.rpc.transport.channels import describe
 from rlax_plugin.testing.builders import make_version
 
-PARTS = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
 KEY = "rlax.deadlines.batch_s"
 
 
 @pytest.mark.parametrize(
-    ("needed_s", "expected"),
+    ("needed_s", "advice"),
     [
-        (None, "the batch took longer than 300 s (set rlax.deadlines.batch_s to wait longer)"),
-        (
-            1970.4,
-            "the batch took longer than 300 s: it would have needed about 1,970 s "
-            "(set rlax.deadlines.batch_s to more than that)",
-        ),
-        (
-            0.25,
-            "the batch took longer than 300 s, although about 0.25 s were expected: something may "
-            "be stuck, or rlax.deadlines.batch_s must be raised",
-        ),
+        (None, " to wait longer"),
+        (1970.4, " would have needed about 1,970 s "),
+        (0.25, ", although about 0.25 s were expected: something may be stuck"),
     ],
 )
-def test_an_expiry_names_its_key_and_what_it_would_have_needed(needed_s, expected):
+def test_an_expiry_names_its_key_and_what_it_would_have_needed(needed_s, advice):
     error = DeadlineError("the batch", 300.0, KEY, needed_s)
-    assert str(error) == expected
+    assert str(error).startswith("the batch took longer than 300 s")
+    assert KEY in str(error) and advice in str(error)
     assert (error.seconds, error.key, error.needed_s) == (300.0, KEY, needed_s)
 
 

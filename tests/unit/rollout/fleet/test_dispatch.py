@@ -189,7 +189,7 @@ def test_attempts_of_earlier_trainer_processes_do_not_count():
         ({"resume": (3, 2)}, None),
         ({"resume": (3, 2), "tokens": 7}, "sample 0 does not continue the unfinished sample"),
         ({"resume": (5, 2)}, "sample 0 does not continue"),
-        ({"resume": (3, 2), "finish": "stop"}, "sample 0 does not continue"),
+        ({"resume": (3, 2), "finish": "length"}, "sample 0 does not continue"),
     ],
 )
 def test_answers_are_held_against_what_was_asked(changes, message):

@@ -122,24 +122,6 @@ def test_what_changes_later_is_heard_with_a_heartbeat():
     run(main)
 
 
-def test_each_worker_is_given_at_most_twice_its_own_slots():
-    async def main():
-        fleet, dispatcher, _ = make()
-        sizes = {"large": 8, "small": 4}
-        stubs = {n: await join(fleet, n, answer, slots=s, held=True) for n, s in sizes.items()}
-        tickets = [dispatcher.submit(request(number)) for number in range(20)]
-        await turns()
-        assert {n: w.assigned for n, w in fleet.workers.items()} == {"large": 16, "small": 8}
-        for stub in stubs.values():
-            stub.release()
-        await asyncio.gather(*tickets)
-        sent = {name: sum(map(len, stub.calls)) for name, stub in stubs.items()}
-        assert sum(sent.values()) == 20 and sent["large"] > sent["small"] >= 4
-        await dispatcher.close()
-
-    run(main)
-
-
 def test_of_idle_workers_the_one_gets_a_group_that_has_the_smaller_share_of_its_slots_taken():
     async def main():
         fleet, dispatcher, _ = make()
