@@ -13,6 +13,7 @@ from waiting import wait_until
 from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.liveness import activity as activity_module
+from rlax_plugin.base.liveness import status_file
 from rlax_plugin.base.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.base.liveness.run_status import (
     ControllerStatus,
@@ -44,6 +45,11 @@ STATUS = RunStatus(
         seen=100.25, step=2, steps=9, version=1, shares={"wait": 0.75}, workers=(WORKER,)
     ),
 )
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_file, "EVERY_S", 0.1)
 
 
 def controller(**changes: object) -> dict[str, object]:
