@@ -48,6 +48,8 @@ def led(calls):
 
 def test_orders_arrive_once_each_in_their_order_however_often_they_are_asked_for(led):
     zero = led.joined()
+    with pytest.raises(TrainingError, match="order 1 of host 1 is not its next one, 0"):
+        zero.order(1)  # nothing was sent yet
     for number in range(3):
         led.leader.tell(1, Order("update", {"n": str(number)}, {"a": np.full(4, number)}))
     assert [zero.order(0).settings["n"] for _ in range(3)] == ["0", "0", "0"]

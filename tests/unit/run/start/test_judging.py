@@ -51,6 +51,7 @@ def test_a_run_that_got_worse_says_so_with_its_figures(tmp_path: Path) -> None:
     found = verdict_of(before, after, stats, SECTION, MAXTEXT, 60)
     assert found is not None
     assert (found["outcome"], found["pass_at_1_change"]) == ("worse", -0.25)
+    assert found["ci95"] == [-0.25, -0.25]
     assert "(1) the entropy collapsed (objective/entropy 1 to 0.1 nats)" in found["sentence"]
     assert "(2) 30 % of the evaluated samples were cut off (before 0 %)" in found["sentence"]
     files = RunFiles(tmp_path)

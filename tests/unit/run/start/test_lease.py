@@ -62,6 +62,11 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> RunFiles:
     return RunFiles(f"objects:/{tmp_path}/run" if request.param == "objects" else tmp_path / "run")
 
 
+ON_DISK = pytest.mark.parametrize(
+    "files", ["disk", pytest.param("objects", marks=pytest.mark.long)], indirect=True
+)
+
+
 @pytest.fixture
 def states(tmp_path: Path) -> list[Path]:
     """State directories, as of several machines."""
@@ -107,6 +112,7 @@ def put_record(files: RunFiles, number: int = 1, **news: object) -> None:
     files.put_json(f"{FOLDER}/{number:08d}.json", this_process() | {"beats": 0} | news)
 
 
+@ON_DISK
 def test_a_living_holder_is_named_whatever_its_state_directory(files, states):
     lines: list[str] = []
     with other(files, states[0]) as first:
@@ -206,6 +212,7 @@ def test_one_of_many_gets_it(files, states):
     assert sorted(outcomes) == ["refused"] * (len(states) - 1) + ["won"]
 
 
+@ON_DISK
 def test_a_frozen_holder_that_was_replaced_writes_nothing_more(files, states, monkeypatch):
     monkeypatch.setattr(lease_module, "STALE_S", 0.5)
     with other(files, states[0]) as first:

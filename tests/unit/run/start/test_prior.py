@@ -106,14 +106,3 @@ def test_stop_ids_are_compared_when_the_prompts_are_known(path: Path, tmp_path: 
 
 class _Endless(Source):
     stop_ids = (2,)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "prior.parquet").write_bytes(b"id,passed,failed")
-    config = section(tmp_path / "prior.parquet")
-    for refuses in (
-        lambda: begun(config, RunFiles(tmp_path / "run")),
-        lambda: check_places(config, {}),
-    ):
-        with pytest.raises(ConfigError, match="is not a table of pass rates"):
-            refuses()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -173,6 +174,8 @@ def test_a_transaction_of_another_process_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, notes = tmp_path / "ledger.sqlite", list[tuple[str, bool]]()
+    quickly = functools.partial(sqlite3.connect, timeout=0.1)  # else SQLite waits for 5 s, twice
+    monkeypatch.setattr(sqlite3, "connect", quickly)
     ledger = Ledger(path, "hash", note=lambda *note: notes.append(note))
     other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

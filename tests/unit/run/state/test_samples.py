@@ -171,7 +171,7 @@ def files(draw: st.DrawFn) -> tuple[TrainBatch, list[Judged]]:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(file=files())
 def test_a_file_gives_back_what_was_put_into_it(file: tuple[TrainBatch, list[Judged]]) -> None:
     batch, others = file

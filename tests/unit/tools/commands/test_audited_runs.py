@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from histories import REASON, History, place
+from histories import REASON, History, episode, group, place, sampled
 from typer.testing import CliRunner
 
 from rlax_plugin.base.errors import ConfigError
@@ -91,17 +91,21 @@ def test_rewritten_segment_ends_the_audit_there(run: Path) -> None:
     assert (report.figures.segments, report.figures.steps) == (1, 1)
 
 
-def test_events_are_checked_where_samples_are_not_kept(run: Path) -> None:
-    """Group 3 trains at step 2 with version 0, and the other groups of that step likewise."""
-    write_pruned(RunFiles(run), Pruned(until=2, step=2))
-    for number in (1, 2):
-        (run / journal.samples_name(number)).unlink()
-    report = audit(RunFiles(run))
-    assert report.clean and len(report.warnings) == 1
-    assert report.figures.tokens == 6 * (2 + 3) and report.figures.max_staleness == 2
-    config = (run / "config.yml").read_text()
-    (run / "config.yml").write_text(config.replace('"max_staleness": 2', '"max_staleness": 1'))
-    assert place(audit(RunFiles(run))) == (Rule.TOO_STALE, 2, 2, 3)
+def test_events_are_checked_where_samples_are_not_kept(tmp_path: Path) -> None:
+    """Group 3 trains at step 2 with versions 0 and 1."""
+    history, files = History(), RunFiles(tmp_path)
+    mixed = tuple(episode(i, sampled(3, i, [0, 1, 1][: 2 + i])) for i in range(2))
+    history.segments[0].rescore(history.groups[3], group(3, 0, "d", episodes=mixed))
+    for max_staleness, expected in ((2, (None,)), (1, (Rule.TOO_STALE, 2, 2, 3))):
+        history.config["staleness"]["max_staleness"] = max_staleness
+        history.write(files)
+        write_pruned(files, Pruned(until=2, step=2))
+        for number in (1, 2):
+            files.delete(journal.samples_name(number))
+        report = audit(files)
+        assert place(report) == expected and len(report.warnings) == 1
+        assert report.figures.tokens == 6 * (2 + 3) and report.figures.max_staleness == 2
+        files.delete("")
 
 
 def test_a_journal_without_its_end(run: Path) -> None:

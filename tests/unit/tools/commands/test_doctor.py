@@ -331,7 +331,8 @@ def test_a_store_of_weights_that_is_slow_or_fails() -> None:
         "Input/output error"
     )
     assert "rlax.deadlines.weights_s = 120 s" in ends
-    workers = (worker("a", loading_s=21.0), worker("b", load_failures=1), worker("c", version=-1))
+    first_weights = worker("c", version=-1, loading_s=60.0)
+    workers = (worker("a", loading_s=21.0), worker("b", load_failures=1), first_weights)
     first, second = said(seen=Seen(status(0.05, step_s=2.0, workers=workers)))
     assert first[0] == "worker a has been loading weights for 21 s; a step usually takes 2 s"
     assert second[0] == "worker b could not read weights once in the last minute"

@@ -54,7 +54,9 @@ def test_the_old_policy_of_a_proximal_preset_is_half_way() -> None:
     assert rows[1][:2] == ["1.3", "1.1402"]  # sqrt(1.3)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [*PRESETS[:3], *(pytest.param(name, marks=pytest.mark.long) for name in PRESETS[3:])]
+)
 def test_every_preset_can_be_explained(name: str) -> None:
     output = rlax(name)
     assert "Conventions" in output and "In other libraries" in output and len(example(output)) == 10

@@ -146,6 +146,9 @@ def test_new_lines_of_a_file_are_read_once_and_a_cut_file_again(tmp_path: Path) 
     path.write_text('{"step": 1, "reward/mean": 0.5}\n')
     reader.read()
     assert (reader.step, list(reader.rewards)) == (1, [0.5])
+    path.write_text("")
+    reader.read()
+    assert (reader.step, list(reader.rewards)) == (0, [])
 
 
 def test_progress_in_words_and_pictures() -> None:

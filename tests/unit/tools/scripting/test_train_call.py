@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from data_sets import prepare_here
 from documents import ROOT
 from typer.testing import CliRunner
 
@@ -33,6 +34,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             found.append(config)
 
     monkeypatch.setattr(training, "Started", NotStarted)
+    prepare_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -95,6 +97,14 @@ def test_the_same_call_continues_a_run_and_another_one_does_not() -> None:
     with pytest.raises(ConfigError, match="was not written by train, or was edited"):
         rlax_plugin.train(**given)
     assert Path("configs/a/a.yml").read_text() == "steps: 5\n"
+
+
+def test_file_that_a_later_call_no_longer_needs_is_removed() -> None:
+    Path("own.py").write_text("def short(completion):\n    return 1.0\n")
+    rlax_plugin.train(model=TESTING, name="a", rewards=["own.py:short"])
+    assert Path("configs/a/own.py").exists()
+    rlax_plugin.train(model=TESTING, name="a", rewards=["even"])
+    assert not Path("configs/a/own.py").exists() and Path("own.py").exists()
 
 
 def test_a_folder_of_other_files_keeps_them() -> None:
