@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import rlax
-from data_sets import write_lines
+from data_sets import prepare_here, write_lines
 from documents import ROOT, fences, read
 from small_tokenizers import CHATML, byte_level
 
@@ -30,6 +30,7 @@ COMMANDS = [
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    prepare_here(monkeypatch)
     byte_level(tmp_path / "model", template=CHATML)
     return tmp_path
 

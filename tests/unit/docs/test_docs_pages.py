@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,14 +142,15 @@ def test_inline_keys_exist() -> None:
 # Links.
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
-    found: set[str] = set()
+    slugs, counts = set[str](), Counter[str]()
     for heading in re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-        count = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", a) is not None for a in found)
-        found.add(f"{slug}-{count}" if count else slug)
-    return found
+        slugs.add(f"{slug}-{counts[slug]}" if counts[slug] else slug)
+        counts[slug] += 1
+    return slugs
 
 
 @pages
