@@ -115,13 +115,15 @@ def read_answered(files: RunFiles) -> dict[str, Answered]:
       RlaxError: a file is damaged.
     """
     try:
-        after, prompts = recorded(files, "after"), recorded_digests(files)
+        if (after := recorded(files, "after")) is None:
+            return {}
+        prompts = recorded_digests(files)
         return {
             name: Answered(
                 prompts[name],
                 tuple(passed / after.sets[name]["pass_at_1"].n for passed in counts),
             )
-            for name, counts in (after.passed.items() if after is not None else ())
+            for name, counts in after.passed.items()
             if name in prompts and counts and "pass_at_1" in after.sets[name]
         }
     except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
