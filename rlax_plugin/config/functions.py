@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlax_plugin.config.data_paths import Warn
+
 _EXAMPLE = "write FILE.py:NAME, such as rewards.py:correct, or package.module:NAME"
 
 
@@ -78,16 +80,32 @@ def parse_function(text: object) -> FunctionName:
     return FunctionName("", place, name)
 
 
-def function_files(functions: Iterable[str], directory: Path) -> dict[str, str]:
+def function_files(
+    functions: Iterable[str], directory: Path, warn: Warn = lambda key, text: None
+) -> dict[str, str]:
     """Returns file as the config names it -> absolute path, for functions that files define.
 
     A run's directory has them in its folder of copies.
+
+    Args:
+      warn: called for each file that is read from the working directory, see ``data_paths``.
     """
     found = {}
     for name in map(parse_function, functions):
+        if not name.file:
+            continue
         path, copy = name.path(directory), directory.absolute() / "functions" / name.copy
-        if name.file:
-            found[name.file] = str(copy if copy.is_file() and not path.exists() else path)
+        elsewhere = name.path(Path())
+        if not path.exists() and copy.is_file():
+            path = copy
+        elif not path.exists() and elsewhere.is_file():
+            warn(
+                f"function {name}",
+                f"is not in {directory}, the directory of the config, and is read from the "
+                "working directory: write it relative to the config",
+            )
+            path = elsewhere
+        found[name.file] = str(path)
     return found
 
 

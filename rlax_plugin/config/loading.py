@@ -22,6 +22,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
+from rlax_plugin.config.data_paths import Warn, located
 from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
@@ -48,6 +49,7 @@ class ResolvedConfig:
         another value, while the model's value takes precedence over a file's.
       source: name of the file, for messages.
       functions: file of a key ``function``, as the config names it -> the file to execute.
+      warnings: of paths that are not relative to the config: (config key, one sentence).
     """
 
     section: RlaxSection
@@ -56,12 +58,13 @@ class ResolvedConfig:
     arguments: frozenset[str] = frozenset()
     source: str = "config"
     functions: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[tuple[str, str], ...] = ()
 
     def with_content(self, content: Mapping[str, Any]) -> ResolvedConfig:
         """Returns this config with further content merged into it, like arguments."""
         names = self.arguments | content.keys()
         merged = resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
-        return replace(merged, functions=self.functions)
+        return replace(merged, functions=self.functions, warnings=self.warnings)
 
     def to_yaml(self) -> bytes:
         """Returns the YAML that a run keeps in its directory; ``of_yaml`` reads it."""
@@ -80,11 +83,12 @@ def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
         is wrong; or, of MaxText's keys, ``steps`` is not a positive integer, ``run_name`` is not
         the name of a directory, or ``base_output_directory`` is not a path.
     """
-    path = os.fspath(config_path)
-    config = _of_file(merged(path), path, overrides)
-    return replace(
-        config, functions=function_files(config.section.functions_named, Path(path).parent)
+    path, warnings = os.fspath(config_path), dict[str, str]()
+    config = _of_file(_read(Path(path), (), warnings.setdefault), path, overrides)
+    functions = function_files(
+        config.section.functions_named, Path(path).parent, warnings.setdefault
     )
+    return replace(config, functions=functions, warnings=tuple(warnings.items()))
 
 
 def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> ResolvedConfig:
@@ -196,7 +200,7 @@ def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Raises:
       ConfigError: the files cannot be read.
     """
-    return overridden(_read(Path(config_path), ()), overrides)
+    return overridden(_read(Path(config_path), (), lambda *_: None), overrides)
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -210,8 +214,8 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     return dict(content)
 
 
-def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
-    """Reads a file and the files it is based on."""
+def _read(path: Path, chain: tuple[Path, ...], warn: Warn) -> dict[str, Any]:
+    """Reads a file and the files it is based on; ``warn`` is that of ``located``."""
     if path.suffix != ".yml":
         raise ConfigError(
             "config", str(path), "must be a file that ends in .yml, as MaxText requires"
@@ -227,13 +231,15 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(str(path), None, "must be a mapping of keys to values")
+    content = located(content, path.parent, warn)
     base = content.get(_BASE)
     if not base:
         return content
     base_path = path.parent / str(base)
     if os.path.isfile(base_path):  # False also of what cannot be a path
         del content[_BASE]
-        below = rebased(_read(base_path, (*chain, path.resolve())), base_path.parent, path.parent)
+        below = _read(base_path, (*chain, path.resolve()), warn)
+        below = rebased(below, base_path.parent, path.parent)
         return _merge(below, content, "")
     known = maxtext_configs()
     if known is not None and not os.path.isfile(known / str(base)):

@@ -67,7 +67,8 @@ def check_start(
         prometheus_token(section.network)
     if section.network.tls.given:
         OperatorIdentity(section.network.tls, [section.network.place.reached_at])
-    return slots, [*_warnings_of_values(section, slots), *registry.check_start(section, context)]
+    found = registry.check_start(section, context)
+    return slots, [*config.warnings, *_warnings_of_values(section, slots), *found]
 
 
 def _warnings_of_values(section: RlaxSection, slots: ObjectiveSlots) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from rlax_plugin.base.errors import ConfigError, alternatives
 from rlax_plugin.build import Registry, registry_for, registry_of
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
+from rlax_plugin.config.data_paths import relative_to
 from rlax_plugin.config.loading import (
     CONVERTED,
     ResolvedConfig,
@@ -341,7 +342,7 @@ def _values(
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
-        "prompt_source": dict(task.prompt_source),
+        "prompt_source": relative_to(task.prompt_source, directory),
         "rewards": [_reward(task.reward, directory)],
         "rollouts": {
             "engine": {"name": "jetstream"},

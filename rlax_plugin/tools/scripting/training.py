@@ -14,6 +14,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.base.tokens.byte_level import BYTES
 from rlax_plugin.build import registry_for
+from rlax_plugin.config.data_paths import relative_to
 from rlax_plugin.config.loading import check_run_name, merged, resolve
 from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.run.start.run_directory import run_directory
@@ -194,7 +195,8 @@ def _on_a_config(
         reads_bytes = theirs.get("tokenizer") == BYTES
         with _as_arguments():
             read = own_data.read(data, "exact_match", there.maxtext, reads_bytes, options)
-        found |= {f"{_SOURCE}.{key}": value for key, value in read.prompt_source.items()}
+        reads = relative_to(read.prompt_source, written.folder)
+        found |= {f"{_SOURCE}.{key}": value for key, value in reads.items()}
     return {**found, **settings}
 
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_of
 from rlax_plugin.config.identity import changes_results, config_hash, differences
-from rlax_plugin.config.loading import load_section, merged
+from rlax_plugin.config.loading import load_section, merged, resolve
 
 MINIMAL = """
 steps: 10
@@ -320,3 +320,44 @@ def test_options_of_another_named_part_go_with_it(tmp_path):
     below = write(tmp_path, "base_config: run.yml\nrlax: {launcher: {workers: 2}}\n", "b.yml")
     section, _ = load_section(below)  # without a name it is still the part of the base
     assert section.launcher.options == {"wait": 3, "workers": 2}
+
+
+def test_paths_of_data_and_functions_are_relative_to_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another directory, too; what is only in that one is read from there, with a warning."""
+    folder, work = tmp_path / "configs", tmp_path / "work"
+    for directory in (folder, work):
+        directory.mkdir()
+    monkeypatch.chdir(work)
+    source = "{name: jsonl, splits: {train: 'rows*.jsonl', test: other.jsonl}}"
+    sets = "{hard: {prompt_source: {name: hf, dataset: saved, splits: {test: saved}}}}"
+    path = folder / "run.yml"
+    path.write_text(
+        f"rlax: {{prompt_source: {source}, rewards: [{{function: 'own.py:f'}}], "
+        f"evaluation: {{sets: {sets}}}}}\n"
+    )
+    for directory, names in ((folder, ("rows1.jsonl",)), (work, ("other.jsonl", "own.py"))):
+        for name in names:
+            (directory / name).touch()
+    (folder / "saved").mkdir()
+    found = resolve(path)
+    assert found.section.prompt_source.options["splits"] == {
+        "train": "../configs/rows*.jsonl",
+        "test": "other.jsonl",
+    }
+    hard = found.section.evaluation.sets["hard"].prompt_source
+    assert hard is not None
+    assert hard.options == {"dataset": "../configs/saved", "splits": {"test": "saved"}}
+    assert found.functions == {"own.py": f"{work}/own.py"}
+    assert [key for key, _ in found.warnings] == [
+        "rlax.prompt_source.splits.test",
+        "function own.py:f",
+    ]
+    (folder / "own.py").touch()
+    (folder / "other.jsonl").touch()
+    found = resolve(path, ["rlax.prompt_source.splits.test=other.jsonl"])
+    assert found.functions == {"own.py": f"{folder}/own.py"} and found.warnings == ()
+    assert found.section.prompt_source.options["splits"]["test"] == "other.jsonl"
+    monkeypatch.chdir(folder)
+    assert resolve("run.yml").section.prompt_source.options["splits"]["train"] == "rows*.jsonl"
