@@ -18,6 +18,7 @@ from maxtext_overrides.compiling.measured import (
     compile_measured,
     flops_per_token,
 )
+from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.train_loop import Events, extended
@@ -75,7 +76,7 @@ def compile_train_step(
             "train step",
             work,
             lambda: compile_it(function, arguments, keywords, mesh, in_shardings, *others),
-            flops=3 * rows * length * flops_per_token(config) / mesh.size,
+            flops=3 * rows * _flops_per_row(config) / mesh.size,
             beside={purpose: weights[rounds] for purpose, rounds in copies.items()},
         )
         found.append(program)
@@ -87,6 +88,14 @@ def compile_train_step(
     with extension, compiler as (train_compile, compile_it), contextlib.suppress(_Compiled):
         train_compile.main([""])
     return found[0]
+
+
+def _flops_per_row(config: Any) -> float:
+    """Returns the operations of one forward pass for one row."""
+    length = int(config.max_target_length)
+    without_logits = length - (logits_per_row(config) or length)
+    output_layer = 2 * int(config.emb_dim) * int(config.vocab_size)
+    return length * flops_per_token(config) - without_logits * output_layer
 
 
 def _no_batch(step: int) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
+from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
@@ -278,10 +279,11 @@ def _logits(config: Config, graph: Any, state: nnx.State) -> int:
 
     with jax.set_mesh(_mesh(config)), logical_axis_rules(config.logical_axis_rules):
         found = jax.eval_shape(logits, state, tokens_bt)
+    positions = logits_per_row(config) or shape[1]
     if config.num_vocab_tiling == 1:
-        return _bytes(found)
+        return _bytes(found) * positions // shape[1]
     # A tiled model returns none; one tile of float32 logits exists at a time.
-    return shape[0] * shape[1] * -(-int(config.vocab_size) // int(config.num_vocab_tiling)) * 4
+    return shape[0] * positions * -(-int(config.vocab_size) // int(config.num_vocab_tiling)) * 4
 
 
 def _bytes(tree: Any) -> int:

@@ -10,18 +10,22 @@ indexer), and its router-bias updates come along. Added to them:
 With ``num_vocab_tiling`` above 1 the model returns hidden states instead of logits, and the stock
 function calls another cross-entropy, which is replaced in the same way. Our tiles lie along the
 vocabulary; MaxText's, which only ``warm_start`` uses, along the tokens.
+
+Logits are computed for the positions of ``kept_positions``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from maxtext_overrides.kept_positions import KeptPositions, outputs_at
 from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import OverrideError
@@ -46,9 +50,15 @@ OVERRIDES = tuple(
 OUTPUTS = ("features",)
 """Names that ``TokenOutputs.further`` may have."""
 
+SAMPLED = "rl_group"
+"""The array of a batch that is above 0 at the sampled tokens, those that train and others."""
+
 
 def make_outputs_fn(
-    config: Any, temperature: float | None, further: Collection[str] = ()
+    config: Any,
+    temperature: float | None,
+    further: Collection[str] = (),
+    positions: int | None = None,
 ) -> OutputsFn:
     """Returns a forward pass of the trainer's model: its graph and tiling, no loss, no gradient.
 
@@ -56,6 +66,9 @@ def make_outputs_fn(
       config: MaxText's.
       temperature: see ``batches.temperature_of``; above 0.
       further: of ``OUTPUTS``, the names that ``TokenOutputs.further`` is to have.
+      positions: number of positions of a row for which logits are computed, if ``data`` has
+        ``rl_group``: at least as many as have one; log-probs and entropy are 0 elsewhere. None: all
+        positions.
 
     Returns:
       ``outputs(model, data) -> TokenOutputs`` of ``data["targets"]``, to be traced by JAX under
@@ -69,8 +82,9 @@ def make_outputs_fn(
         model = nnx.merge(*nnx.split(model), copy=True)
         nnx.pop(model, nnx.Intermediate)
         divisor = temperature_of(data, temperature)
-        with output_head.hidden_states(_hides(config, further)) as hidden:
-            logits_btv = model(
+        kept = _kept(model, data, SAMPLED, positions)
+        with _shown_hidden(config, further, kept) as hidden:
+            logits = model(
                 decoder_input_tokens=data["inputs"],
                 decoder_positions=data["inputs_position"],
                 decoder_segment_ids=data["inputs_segmentation"],
@@ -81,17 +95,67 @@ def make_outputs_fn(
         if config.num_vocab_tiling > 1:
             (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
             hidden.append(hidden_bte)
-            found = output_head.head_outputs(model, hidden_bte, data["targets"], divisor)
+            found = _tiled_outputs(model, hidden_bte, kept, data, divisor)
         else:
-            found = dense_outputs(logits_btv, data["targets"], divisor)
+            found = _dense_outputs(logits, hidden, kept, data, divisor)
         return jax.lax.stop_gradient(_with_further(found, model, hidden, further))
 
     return outputs
 
 
-def _hides(config: Any, further: Collection[str]) -> bool:
-    """True if MaxText does not return the hidden states from which further outputs are computed."""
-    return bool(further) and config.num_vocab_tiling == 1
+def _kept(
+    model: Any, data: Mapping[str, jax.Array], wanted: str, positions: int | None
+) -> KeptPositions | None:
+    """Returns the positions at which an array of a batch is above 0; None: all are kept.
+
+    Args:
+      wanted: name of the array; without it all positions are kept.
+      positions: see ``make_outputs_fn``.
+    """
+    if positions is None or wanted not in data or not output_head.is_maxtexts_own(model):
+        return None
+    return KeptPositions.of(data[wanted] > 0, positions)
+
+
+def _shown_hidden(
+    config: Any, further: Collection[str], kept: KeptPositions | None
+) -> AbstractContextManager[list[jax.Array]]:
+    """Collects the hidden states that MaxText does not return; see ``output_head``."""
+    if config.num_vocab_tiling > 1:
+        return output_head.hidden_states(False)
+    return output_head.hidden_states(bool(further) or kept is not None, kept=kept)
+
+
+def _dense_outputs(
+    logits: jax.Array,
+    hidden: list[jax.Array],
+    kept: KeptPositions | None,
+    data: Mapping[str, jax.Array],
+    divisor: Any,
+) -> TokenOutputs:
+    if kept is not None:
+        _check_called_once(hidden)
+    return outputs_at(kept, partial(dense_outputs, logits), data["targets"], divisor)
+
+
+def _tiled_outputs(
+    model: Any,
+    hidden_bte: jax.Array,
+    kept: KeptPositions | None,
+    data: Mapping[str, jax.Array],
+    divisor: Any,
+) -> TokenOutputs:
+    own = hidden_bte if kept is None else kept.take(hidden_bte)
+    head = partial(output_head.head_outputs, model, own)
+    return outputs_at(kept, head, data["targets"], divisor)
+
+
+def _check_called_once(hidden: list[jax.Array]) -> None:
+    if len(hidden) != 1:
+        raise OverrideError(
+            f"MaxText's decoder called its output head {len(hidden)} times, expected once: with "
+            "this config it does not show its hidden states"
+        )
 
 
 def _with_further(
@@ -104,11 +168,7 @@ def _with_further(
     """
     if not further:
         return outputs
-    if len(hidden) != 1:
-        raise OverrideError(
-            f"MaxText's decoder called its output head {len(hidden)} times, expected once: with "
-            "this config it shows no features"
-        )
+    _check_called_once(hidden)
     return outputs._replace(further={"features": output_head.features(model, hidden[0])})
 
 
@@ -126,7 +186,11 @@ def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Itera
 
 
 def make_loss_fn(
-    train: Any, objective: Objective, temperature: float | None, further: Collection[str] = ()
+    train: Any,
+    objective: Objective,
+    temperature: float | None,
+    further: Collection[str] = (),
+    positions: int | None = None,
 ) -> LossFn:
     """Returns a ``loss_fn`` for MaxText's train step.
 
@@ -137,6 +201,8 @@ def make_loss_fn(
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
       temperature: see ``batches.temperature_of``.
       further: see ``make_outputs_fn``; with gradient.
+      positions: number of positions of a row for which logits are computed: at least as many as
+        train. The objective gets 0 for the others. None: all positions.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.
@@ -156,26 +222,27 @@ def make_loss_fn(
     ) -> tuple[Any, dict[str, Any]]:
         data = dict(data)  # the stock function cuts its arrays in place
         divisor = temperature_of(data, temperature)
+        kept = _kept(model, data, "rl_mask", positions)
         outputs: list[TokenOutputs] = []
 
         def keep_outputs(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
-            del targets, z_loss  # one-hot, unused and so never computed
-            outputs.append(dense_outputs(logits, data["targets"], divisor))
-            zeros = jnp.zeros(logits.shape[:-1], jnp.float32)
-            return zeros, zeros
+            del z_loss
+            outputs.append(_dense_outputs(logits, hidden, kept, data, divisor))
+            # The targets are one-hot; but for their shape they are unused, and so never computed.
+            zeros_bt = jnp.zeros(targets.shape[:-1], jnp.float32)
+            return zeros_bt, zeros_bt
 
         def keep_tiled_outputs(
             model: Any, hidden_states: jax.Array, data: Any, config: Any, is_train: bool
         ) -> Any:
             del config, is_train
             hidden.append(hidden_states)
-            targets_bt = data["targets"]
-            outputs.append(output_head.head_outputs(model, hidden_states, targets_bt, divisor))
+            outputs.append(_tiled_outputs(model, hidden_states, kept, data, divisor))
             return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
 
         with (
             _replaced(train, keep_outputs, keep_tiled_outputs),
-            output_head.hidden_states(_hides(config, further)) as hidden,
+            _shown_hidden(config, further, kept) as hidden,
         ):
             auxiliary, aux = stock_loss_fn(
                 model, config, data, dropout_rng, params, sparsity_state, is_train

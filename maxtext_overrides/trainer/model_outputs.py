@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from maxtext_overrides.kept_positions import fits, logits_per_row
 from maxtext_overrides.trainer.host_rows import jitted, local_copy, rows_of
-from maxtext_overrides.trainer.loss import OUTPUTS, make_outputs_fn
+from maxtext_overrides.trainer.loss import OUTPUTS, SAMPLED, make_outputs_fn
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
 from rlax_plugin.training.objective.batches import TEMPERATURE
@@ -68,14 +69,23 @@ class BatchScores:
 
     Attributes:
       rows: number of rows of a micro-batch.
-      arrays: names of the arrays of a batch that are read.
     """
 
     def __init__(self, config: Config, temperature: float | None):
         self.rows: int = config.micro_batch_size_to_train_on
-        self._temperature = temperature
-        self.arrays = (*MAXTEXT_ARRAYS, *([TEMPERATURE] if temperature is None else []))
+        self._temperature, self._positions = temperature, logits_per_row(config)
+        self._arrays = (*MAXTEXT_ARRAYS, *([TEMPERATURE] if temperature is None else []))
         self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
+
+    def read(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the arrays of a batch that are read.
+
+        If they have ``rl_group``, logits are computed where it is above 0.
+        """
+        found = {name: arrays[name] for name in self._arrays}
+        if SAMPLED in arrays and fits(arrays[SAMPLED], self._positions):
+            found[SAMPLED] = arrays[SAMPLED]
+        return found
 
     def parts(
         self,
@@ -95,7 +105,7 @@ class BatchScores:
           Rows, and name -> array [rows, length, ...] on the devices; with several hosts on one
           device of this host.
         """
-        data = {name: arrays[name] for name in self.arrays}
+        data = self.read(arrays)
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
         if jax.process_count() > 1:
@@ -115,7 +125,7 @@ class BatchScores:
     def __call__(
         self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """float32 [rows, length]: log-probs of ``targets``."""
+        """float32 [rows, length]: log-probs of ``targets``, as ``ModelView.outputs`` says."""
         parts = [found["logprobs"] for _, found in self.parts(loop, weights, arrays, ("logprobs",))]
         return np.concatenate(jax.device_get(parts))
 
@@ -128,7 +138,8 @@ class BatchScores:
             # Of the live state only RNG variables are used; jit drops arguments that are not.
             model = nnx.merge(graph, restore(model_state, weights))
             more = tuple(name for name in names if name in OUTPUTS)
-            found = make_outputs_fn(model.config, self._temperature, more)(model, data)
+            outputs = make_outputs_fn(model.config, self._temperature, more, self._positions)
+            found = outputs(model, data)
             every = {"logprobs": found.logprobs_bt, "entropy": found.entropy_bt}
             return {name: array for name, array in (every | found.further).items() if name in names}
 

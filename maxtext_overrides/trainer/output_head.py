@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from maxtext_overrides.kept_positions import KeptPositions
 from maxtext_overrides.vocabulary import Head, Temperature, tiled_outputs
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.training.objective.loss import TokenOutputs
@@ -24,7 +25,9 @@ _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 
 
 @contextmanager
-def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Array]]:
+def hidden_states(
+    wanted: bool, *, heads: bool = True, kept: KeptPositions | None = None
+) -> Iterator[list[jax.Array]]:
     """Collects what decoders give their output heads while the block is traced.
 
     MaxText keeps it only with ``num_vocab_tiling`` above 1, and then calls no output head.
@@ -32,6 +35,7 @@ def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Arra
     Args:
       wanted: False: nothing is collected, and nothing replaced.
       heads: False: output heads are not applied, and decoders return what they would give them.
+      kept: positions that output heads are applied to; None: all of them.
     """
     from maxtext.layers.nnx_decoders import NNXDecoder
 
@@ -48,6 +52,7 @@ def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Arra
     ) -> Any:
         if normalize_y:  # not of multi-token prediction, which has norms of its own
             found.append(y)
+            y = y if kept is None else kept.take(y)
         if not heads:
             return y
         return stock(self, shared_embedding, y, deterministic, model_mode, normalize_y)
@@ -58,6 +63,13 @@ def hidden_states(wanted: bool, *, heads: bool = True) -> Iterator[list[jax.Arra
         yield found
     finally:
         NNXDecoder.apply_output_head = stock
+
+
+def is_maxtexts_own(model: Any) -> bool:
+    """True if a model has MaxText's decoder, whose output head this module knows."""
+    from maxtext.layers.nnx_decoders import NNXDecoder
+
+    return isinstance(model.decoder, NNXDecoder)
 
 
 def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
@@ -89,7 +101,7 @@ def head_outputs(
 
     config, mesh, decoder = model.config, model.mesh, model.decoder
     tiles, rules = config.num_vocab_tiling, config.logical_axis_rules
-    if not isinstance(decoder, NNXDecoder):
+    if not is_maxtexts_own(model):
         raise ConfigError("num_vocab_tiling", tiles, f"must be 1 with a {type(decoder).__name__}")
     tied = config.logits_via_embedding
     graph, state = nnx.split(model.token_embedder if tied else decoder.logits_dense)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides import folding, tied_head
+from maxtext_overrides import folding, kept_positions, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import copied
 from maxtext_overrides.trainer import checkpoint_fingerprints, shared_prompts
@@ -96,8 +96,9 @@ class _Extension:
         arrays: Mapping[str, ArraySpec],
         rl: bool,
         frozen_updates: int,
+        positions: int | None,
     ):
-        self.frozen_updates = frozen_updates
+        self.frozen_updates, self.positions = frozen_updates, positions
         self.train, self.config, self.events, self.arrays = train, config, events, arrays
         self.rl = rl
         chosen = config.rlax.objective
@@ -140,6 +141,7 @@ class _Extension:
         for name, spec in self.arrays.items():
             if wrong := spec.mismatch(batch.get(name), rows, self.config.max_target_length):
                 raise TrainingError(f"batch of step {step}: {name} is {wrong}")
+        kept_positions.check_rows(step, batch, self.positions)
         return {name: batch[name] for name in self.arrays}
 
     def create_data_iterator(self, config: Any, mesh: Any) -> tuple[Any, None]:
@@ -335,11 +337,12 @@ def extended(
     if config.rlax.batches.shared_prompts:
         shared_prompts.install(config.allow_untested)
     rl = objective is not None
-    extension = _Extension(train, config, events, arrays, rl, frozen_updates)
+    positions = kept_positions.logits_per_row(config) if rl and "rl_mask" in arrays else None
+    extension = _Extension(train, config, events, arrays, rl, frozen_updates, positions)
     loss_fn = None
     if objective is not None:
         temperature = config.rlax.rollouts.only_temperature
-        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs)
+        loss_fn = rl_loss.make_loss_fn(train, objective, temperature, outputs, positions)
     with extension_points(extension, loss_fn):
         yield train, extension
 

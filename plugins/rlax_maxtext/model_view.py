@@ -73,7 +73,7 @@ class MaxTextView(ModelView):
         for start in range(0, len(batch["inputs"]), count):
             rows = slice(start, start + count)
             part = {name: array[rows] for name, array in batch.items()}
-            given = padded({name: part[name] for name in self._scores.arrays}, count)
+            given = padded(self._scores.read(part), count)
             if orders.any:
                 said = {"names": " ".join(names), "weights": orders.number_of(weights)}
                 given = orders.divided(loop, "forward", given, **said)

@@ -259,6 +259,11 @@ class RlaxSection(Section):
             return self.rollouts.max_prompt_tokens + answers
         return self.sequence_tokens
 
+    @property
+    def row_sampled_tokens(self) -> int:
+        """Maximum number of tokens of a row that the policy samples, and that can train."""
+        return min(self.row_tokens, self.batches.sequences_per_row * self.sampled_tokens)
+
     @model_validator(mode="after")
     def _something_is_paid(self) -> RlaxSection:
         if not self.rewards and not self.several_turns:

@@ -76,10 +76,14 @@ class BigramView(ModelView):
             "entropy": -(np.exp(logprobs_nv) * logprobs_nv).sum(axis=-1),
             "features": weights["table"][previous_n],
         }
-        return {
+        outputs = {
             name: array.reshape(self.outputs[name].shape(*shape)).astype(_FLOAT32)
             for name, array in found.items()
         }
+        if "rl_group" in batch:  # elsewhere another trainer may compute none
+            for name in ("logprobs", "entropy"):
+                outputs[name] = np.where(batch["rl_group"] > 0, outputs[name], _FLOAT32.type(0))
+        return outputs
 
     def keep(self, *, offload: bool = False) -> dict[str, np.ndarray]:
         """See ``ModelView``; the weights are in host memory in any case."""

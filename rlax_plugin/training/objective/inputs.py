@@ -28,6 +28,9 @@ Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
 class TokenOutputs(NamedTuple):
     """A model's outputs for the target tokens, float32 [rows, length], with temperature.
 
+    Log-probs and entropy of targets that do not train are not defined: a trainer need not compute
+    them.
+
     Attributes:
       logprobs_bt: log pi_theta of the target.
       entropy_bt: entropy of pi_theta over the whole vocabulary, nats.

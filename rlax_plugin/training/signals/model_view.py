@@ -33,8 +33,9 @@ class ModelView:
 
     Attributes:
       outputs: name -> spec of each available output, all without gradient. ``logprobs`` and
-        ``entropy`` are of the target tokens, at the temperature of the samples, nats;
-        ``features`` are those of the last layer, to which the output head is applied.
+        ``entropy`` are of the target tokens, at the temperature of the samples, nats: of those that
+        were sampled, and not defined for others, if the batch has ``rl_group``, and of all if it
+        does not. ``features`` are those of the last layer, to which the output head is applied.
       version: of the weights: ``step - 1`` in ``complete`` and ``learn`` of a step, and the last
         trained step in ``start``.
       resumable: True if the trainer writes checkpoints, from which a run may continue.
