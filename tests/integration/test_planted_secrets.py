@@ -27,7 +27,7 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.run.state import journal
 
 TRACKERS = [
-    {"name": "mlflow", "tracking_uri": "", "tags": {"team": "a"}},
+    {"name": "mlflow", "tracking_uri": "", "tags": {"team": "a"}, "flush_s": 45},
     {"name": "wandb", "mode": "offline"},
     {"name": "tensorboard"},
 ]
@@ -66,8 +66,6 @@ def config(share: float) -> dict:
         "trainer": {"name": "planted"},
     }
     content["rlax"]["curation"] |= {"max_refill": 2}
-    # A tracker that is imported slowly, on a busy machine, writes all the same.
-    content["rlax"].setdefault("deadlines", {})["close_s"] = 200.0
     return content
 
 
