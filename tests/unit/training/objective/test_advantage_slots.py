@@ -124,20 +124,7 @@ def test_gae_by_hand():
 @pytest.mark.parametrize("name", ["batch_normalised", "gae"])
 @pytest.mark.parametrize("over", ["tokens", "samples"])
 def test_whitening_equal_rewards_gives_exactly_zero(name, over):
-    for epsilon in (0.0, 1e-8):
-        found = advantages([0.7] * 8, range(1, 9), name=name, whiten_over=over, epsilon=epsilon)
-        assert not found.any()
-    baseline = {"baseline": "group_mean"} if name == "batch_normalised" else {}
-    rewards = [0.7] * 8 if not baseline else [0.7] * 8 + [0.1] * 7
-    found = advantages(
-        rewards,
-        range(1, len(rewards) + 1),
-        groups=[0] * 8 + [1] * (len(rewards) - 8),
-        name=name,
-        whiten_over=over,
-        epsilon=0.0,
-        **baseline,
-    )
+    found = advantages([0.7] * 8, range(1, 9), name=name, whiten_over=over, epsilon=0.0)
     assert not found.any()
 
 

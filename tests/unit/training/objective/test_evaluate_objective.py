@@ -234,6 +234,3 @@ def test_returns_are_shaped_rewards_without_baseline_and_std():
     config = {"preset": "dapo", "overlong": {"penalty": 1.0, "buffer_tokens": 2}}
     found = evaluate(config, rewards_b=[1.0, 0.25], max_new_tokens=3)
     np.testing.assert_allclose(found.returns_bt, [[0.5, 0.5, 0], [0.25, 0, 0]])
-    # Without a limit no sample is overlong; an empty mask is a sample without a reward.
-    found = evaluate("dapo", rewards_b=[1.0, math.nan], mask_bt=[[1, 1, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(found.returns_bt, [[1, 1, 0], [0, 0, 0]])

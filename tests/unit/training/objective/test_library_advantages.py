@@ -79,6 +79,14 @@ def test_kl_in_the_reward_by_hand(options, expected):
     np.testing.assert_allclose(np.broadcast_to(found, (2, 2)), expected, atol=1e-12)
 
 
+def test_a_groups_mean_counts_what_is_paid_at_tokens():
+    # 1 and 2 at the first token, and nothing: mean 1.5. To come: 3 - 1.5, then 1 - 1.5.
+    paid = {"token_rewards_nt": np.array([[2.0, 0.0], [0.0, 0.0]])}
+    paid["paid_at_tokens_n"] = np.array([2.0, 0.0])
+    found = advantages([1, 0], [2, 2], **PLAIN, baseline="group_mean", **paid)
+    np.testing.assert_allclose(found, [[1.5, -0.5], [-1.5, -1.5]])
+
+
 def test_whitening_of_areal_and_of_its_sequences():
     # x = 1 (two tokens), 0: mean 2/3, variance with ddof 1: (2/9 + 4/9) / 2 = 1/3.
     std = np.sqrt(1 / 3) + 0.5
