@@ -18,7 +18,7 @@ _MARKER = re.compile(r"Score [a-z]{10}:")
 
 
 def scored(
-    choice: dict[str, Any], *texts: str, reward_s: float = 60.0, **metadata: object
+    choice: dict[str, Any], *texts: str, reward_s: float = 60.0, **metadata: Any
 ) -> list[Any]:
     """What a reward gives completions that it scores side by side; an exception if no score."""
     section = section_with(rewards=[choice], deadlines={"reward_s": reward_s})

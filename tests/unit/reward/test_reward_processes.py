@@ -402,7 +402,9 @@ def test_a_job_that_began_later_is_looked_at_again_after_what_it_has_left(
     later, looks = pool_module._later, []
 
     class Begun(Clock):
-        left_s = 77.0
+        @property
+        def left_s(self) -> float:
+            return 77.0
 
     def noted_later(delay_s: float, look: Callable[[], None]) -> asyncio.TimerHandle:
         if delay_s > 60:
