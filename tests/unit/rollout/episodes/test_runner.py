@@ -13,8 +13,9 @@ from part_stubs import SourceStub
 from sections import section_with
 
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.base.types import Episode, Key, Request, SamplingParams, Score, Unscored
+from rlax_plugin.base.types import Episode, Key, Request, SamplingParams, Score, Turn, Unscored
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
+from rlax_plugin.rollout.episodes.playing import NoLog, TurnLog
 from rlax_plugin.rollout.episodes.runner import EpisodeRunner
 from rlax_plugin.rollout.fleet.dispatch import MAX_ATTEMPTS
 from rlax_plugin.rollout.fleet.requests import sample_seed
@@ -84,7 +85,7 @@ def seed_of(sample: int, trajectory: int, turn: int) -> int:
     return sample_seed(3, "train", 9, sample, trajectory, turn)
 
 
-def run(pool: Pool, workers: Workers, *versions: int, **request: Any) -> Any:
+def run(pool: Pool, workers: Workers, log: TurnLog | None = None, **request: Any) -> Any:
     section = section_with(
         environment={"name": "x"},
         rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6, "group_size": 2},
@@ -106,7 +107,7 @@ def run(pool: Pool, workers: Workers, *versions: int, **request: Any) -> Any:
     )
     samples = tuple(make_sampled(3, version=4, seed=seed) for seed in seeds)
     answer = Completed(first, samples, (W,))  # type: ignore[arg-type]
-    return asyncio.run(runner.run(prompt, answer, pool, seed_of))  # type: ignore[arg-type]
+    return asyncio.run(runner.run(prompt, answer, pool, seed_of, log=log))  # type: ignore[arg-type]
 
 
 async def at_once(played: Any) -> Outcome:
@@ -116,6 +117,13 @@ async def at_once(played: Any) -> Outcome:
 async def two_more(played: Any) -> Outcome:
     await played.sample([5])
     await played.sample([5], played.begin([6]))
+    return Outcome()
+
+
+async def the_other_first(played: Any) -> Outcome:
+    """Its turns are answered in another order than that of the rows."""
+    await played.sample([5], played.begin([6]))
+    await played.sample([5])
     return Outcome(rewards=(1.0, 2.0, 4.0), metrics={"tools": 2.0})
 
 
@@ -145,6 +153,21 @@ def test_later_turns_are_asked_for_with_their_own_seed_and_room() -> None:
     assert found.episodes[0].texts == () and len(found.episodes[1].texts) == 5
 
 
+def test_recorded_turns_are_those_of_their_own_sample() -> None:
+    class Recorded(NoLog):
+        def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
+            turn = Turn(np.array([5], np.int32), make_sampled(tokens=[40], version=4))
+            return [(Key("train", group, 1, 0, 1), turn)]
+
+    async def once(played: Any) -> Outcome:
+        await played.sample([5])
+        return Outcome()
+
+    workers = Workers()
+    run(Pool(once, once), workers, Recorded())
+    assert [asked.key.sample for asked in workers.requests] == [0]
+
+
 def test_an_evaluated_version_stays_the_same_for_later_turns() -> None:
     workers = Workers()
     run(Pool(two_more), workers, exactly=4, key=Key("evaluate", 9))
@@ -153,11 +176,11 @@ def test_an_evaluated_version_stays_the_same_for_later_turns() -> None:
 
 
 def test_what_an_environment_pays_lies_on_the_last_tokens_of_turns() -> None:
-    found = run(Pool(at_once, two_more), Workers())
+    found = run(Pool(at_once, the_other_first), Workers())
     plain, paid = found.scores
     assert plain.total == 0.5 and dict(plain.metrics) == {"judged": 1.0}
     # 0.25 of the reward at each turn's last token, and what the environment pays.
-    assert [r.tolist() for r in paid.token_rewards] == [[0, 0, 1.25], [0, 2.25], [0, 4.25]]
+    assert [r.tolist() for r in paid.token_rewards] == [[0, 0, 1.25], [0, 4.25], [0, 2.25]]
     assert paid.total == 0.5 + 7.0 and paid.parts == (0.5,)
     assert paid.at_the_end == pytest.approx(7.5 - 7.75)
     assert dict(paid.metrics) == {"judged": 1.0, "tools": 2.0}
