@@ -121,6 +121,8 @@ def test_a_change_is_paired_by_problem() -> None:
     same = change_of(before, before, SECTION)
     assert same is not None and same.ci95 == (0, 0) and same.outcome == "unchanged"
     assert change_of(before, evaluated(9, counts[1:], 0.0), SECTION) is None
+    of_8_samples = {"test": {"pass_at_1": Estimate(0.5, 8, 64, (0.5, 0.5))}}
+    assert change_of(before, Evaluated(9, of_8_samples, {}, {"test": counts}), SECTION) is None
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_the_demo_in_words() -> None:
     [
         ("rlax.evaluation.problems=0", "rlax.evaluation.problems", "is 0"),
         ("rlax.curation.filters=[]", "rlax.curation.filters", "teach nothing"),
-        ("rlax.rollouts.slots=600", "rlax.rollouts.slots", "half of the slots"),
+        ("rlax.rollouts.slots=512", "rlax.rollouts.slots", "half of the slots"),
         ("rlax.rollouts.temperature=0.1", "rlax.rollouts.temperature", "alike"),
         ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "is 5, which is short"),
         ("rlax.objective.allow_uncorrected=true", "rlax.objective.allow_uncorrected", "is true"),

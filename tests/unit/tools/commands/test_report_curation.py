@@ -113,6 +113,9 @@ def test_rare_reasons_are_put_together():
     assert len(bars) == 8 and bars["rejected: reason 5"] == 15
     assert bars["other reasons"] == 14 + 13 + 12 + 11
     assert sum(bars.values()) == sum(outcomes.values())
+    eight = StepEvents(outcomes=Counter(dict(outcomes.most_common(7))))  # and accepted
+    bars_of_eight = fates(Told(steps={1: eight})).figure.data
+    assert len(bars_of_eight) == 8 and "other reasons" not in {bar.name for bar in bars_of_eight}
 
 
 def test_samples_per_useful_group():
