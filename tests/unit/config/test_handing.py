@@ -24,6 +24,7 @@ rlax:
   rewards: [{name: even}]
   rollouts: {group_size: 4, slots: 16, engine: {name: scripted, token_s: 0.5}}
   trackers: [{name: wandb, key: hunter2}]
+  observers: [{name: chat, url: hunter3}]
 """
 
 
@@ -36,9 +37,9 @@ def run_of(folder: Path, *overrides: str, text: str = RUN) -> ResolvedConfig:
 def test_what_arrives_is_what_was_handed_out_without_secrets(tmp_path):
     run = run_of(tmp_path, "dtype=float32", "rlax.seed=3")
     text = to_bytes(run)
-    assert b"hunter2" not in text and b"secret" not in text
+    assert b"hunter" not in text and b"secret" not in text
     there = of_bytes(text)
-    assert there.section == run.section.model_copy(update={"trackers": ()})
+    assert there.section == run.section.model_copy(update={"trackers": (), "observers": ()})
     assert there.maxtext == {k: v for k, v in run.maxtext.items() if k != "hf_access_token"}
     assert there.arguments == {"dtype"} == run.arguments
     assert sample_hash(there.content) == sample_hash(run.content)
@@ -172,6 +173,8 @@ def test_another_value_of_what_is_the_runs_is_an_error_that_names_the_key(said, 
         ("dcn_data_parallelism=2", True),
         ("rlax.weights.transfer=stream", True),
         ("rlax.weights.dtype=bfloat16", False),
+        ("rlax.staleness.max_staleness=2", False),
+        ("rlax.deterministic=true", False),
         ("rlax.rollouts.temperature=0.5", False),
         ("rlax.rollouts.on_new_weights=discard", False),
         ("rlax.weights.store.name=npz", False),

@@ -89,6 +89,11 @@ def test_a_defect_is_named_with_its_sample(second, problem):
     assert found is not None and found.startswith(f"sample 1 {problem}"), found
 
 
+def test_samples_without_tokens_before_a_defect_are_counted():
+    behind = [sample(0, finish=None), sample(1, 1, 2, finish="stop")]
+    assert (defect(behind, SAMPLING, VOCABULARY) or "").startswith("sample 1 ended by 'stop'")
+
+
 @pytest.mark.parametrize(
     ("temperature", "least"), [(1.0, -150), (4.0, -150), (0.0, -150), (0.1, -1500)]
 )
