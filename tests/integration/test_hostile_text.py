@@ -137,7 +137,7 @@ def test_a_run_with_hostile_text_trains_and_reports(nasty, capsys):
     assert all("\n" not in error and "\r" not in error for error in errors)
     for said in (r"\x1b[31m\x1b]0;owned\x07", "\ufffd \ufffd", "more characters", "Unspeakable"):
         assert any(said in error for error in errors), said
-    assert any(error.startswith("nasty: SystemExit: ") for error in errors)
+    assert any("(nasty): SystemExit: " in error for error in errors)
     assert {row["prompt"] for row in rows} <= {f"{n}\\x1b[2J\ufffd" for n in range(1000)}
     texts = "".join(row["completion"] for row in rows)
     assert r"\x1b[31m" in texts and "\ufffd \ufffd" in texts and r"\u202e" in texts
