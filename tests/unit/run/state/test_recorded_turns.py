@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flow_harness import Harness, settle
 from histories import bits
 
 from rlax_plugin.base.types import Key, Turn
+from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
 from rlax_plugin.run.state.journal import Segment
@@ -121,3 +123,31 @@ def test_a_ledger_of_another_history_has_no_turns(ledger: Ledger) -> None:
     assert ledger.tail(2, "22222222") is None
     ledger.rebuild([(Segment(1, journal.START, None, (), (ISSUED, first(0))), "22222222")])
     assert ledger.turns() == []
+
+
+async def test_quarantine_between_turns_ends_the_episodes_and_is_recorded_at_once(
+    tmp_path: Path,
+) -> None:
+    """No later process takes up what the worker has sampled, and nothing more is sampled."""
+
+    async def two_turns(prompt, played):  # type: ignore[no-untyped-def]
+        await played.sample([5])
+        return Outcome()
+
+    run = Harness(tmp_path, play=two_turns, groups=1)
+    await run.begin()
+    run.answers.generate(0, 0, worker="bad")
+    await settle()
+    run.answers.generate_turn(min(run.answers.later), 0, worker="good")
+    await settle()
+    run.quarantine("bad")
+    await settle()
+    assert not run.answers.later and not run.answers.playing
+    await run.recorder.flush()
+    assert run.ledger.turns() == [] and run.run_state.open[0].attempt == 2
+    run.answers.generate(0, 0, worker="bad")  # a new process of that name
+    await settle()
+    for key in sorted(run.answers.later):
+        run.answers.generate_turn(key, 0, worker="good")
+    await settle()
+    assert not run.errors and 0 in run.run_state.ready

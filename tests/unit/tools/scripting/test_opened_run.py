@@ -229,3 +229,27 @@ def test_a_run_that_a_script_in_the_background_starts_can_be_interrupted(tmp_pat
     with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read() == b"default_int_handler\n"
+
+
+def test_a_forked_process_neither_holds_the_run_nor_waits_for_it(tmp_path: Path) -> None:
+    """The run ends when its standard input does, which a fork keeps open; so a process forks."""
+    code = """if True:
+        import os
+        from pathlib import Path
+        from rlax_plugin.base.errors import RlaxError
+        from rlax_plugin.tools.scripting.processes import Started
+
+        before = len(os.listdir("/proc/self/fd"))
+        started = Started(Path("no.yml"), Path("train.log"))
+        if (forked := os.fork()) == 0:
+            for call in (lambda: started.ended(60), started.interrupt):
+                try:
+                    call()
+                    os._exit(99)
+                except RlaxError as error:
+                    assert f"started by process {os.getppid()}" in str(error)
+            os._exit(len(os.listdir("/proc/self/fd")) - before)
+        print(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), started.ended(60))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    assert subprocess.check_output(command, cwd=tmp_path, text=True) == "0 True\n"
