@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from processes import finished
-from runs import CONFIG
+from runs import CONFIG, HELPERS
 
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.text.secrets import MARK
@@ -75,7 +75,7 @@ def test_nothing_but_the_kept_config_has_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(set(planted.SECRETS)) >= 30
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     for name, value in planted.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
