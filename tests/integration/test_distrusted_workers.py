@@ -16,7 +16,7 @@ from rlax_plugin.tools.commands.audit import audit
 
 
 def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, monkeypatch):
-    """One way to find them, in a whole run; all faults are tried at the engine."""
+    """In a whole run; tests/unit/weights/test_taking.py has the other ways to be wrong."""
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     joined, generated, found = (tmp_path / name for name in ("joined", "generated", "found"))
     run = Run(
@@ -25,8 +25,7 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, mon
         # Version 4 is the newest for as long as local-1 needs to load it.
         *held({3: joined, 4: generated, 5: found}),
         plugins("held", "faulty_parts"),
-        "rlax.rollouts.engine={name: faulty, weight_fault: wrong_use, fault_at_version: 4, "
-        "fault_worker: local-1}",
+        "rlax.rollouts.engine={name: faulty, fault_at_version: 4, fault_worker: local-1}",
         "rlax.launcher.max_restarts=0",
         # The groups of steps 4 and 5 are there before step 4 begins, none of them rejected.
         "rlax.staleness.max_staleness=2",

@@ -102,3 +102,21 @@ def test_draining_worker_does_not_register_again():
             await leaving.leave()
 
     run(main)
+
+
+def test_a_drain_does_not_wait_for_a_worker_that_reports_nothing():
+    async def main():
+        settings = section(on_new_weights="continue", progress_s=0.1)
+        async with trainer(settings) as one:
+            await one.publish(0)
+            mute = Worker("a", Counting(100_000, every=100_000), settings, one.address)
+            await until(lambda: one.held("a") == 0)
+            ticket = one.dispatcher.submit(group(0))
+            await until(lambda: mute.engine.asked)
+            await mute.leave()
+            quick = Worker("b", Counting(4), settings, one.address)
+            asked, _, _ = await ticket
+            assert asked.resume == () and asked.attempt == 2
+            await quick.leave()
+
+    run(main)

@@ -6,6 +6,7 @@ without MaxText's half minute of imports.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -79,8 +80,8 @@ def test_a_signal_before_training_ends_the_run_at_once(tmp_path, phase, number):
 
 
 def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_path):
-    slow = "rlax.trainer.train_s=0.05"
-    run = Run(tmp_path, slow, "steps=1000")
+    slow = ("rlax.trainer.train_s=0.05", "rlax.observers=[{name: tally}]")
+    run = Run(tmp_path, *slow, "steps=1000")
     run.until(lambda: len(run.steps()) >= 8, "eight steps")
     family = psutil.Process(run.process.pid).children(recursive=True)
     run.process.kill()
@@ -89,7 +90,7 @@ def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_pat
     assert len(family) >= 2 and not left  # nothing outlives a trainer that is dead
     seen = len(run.steps())
 
-    run = Run(tmp_path, slow, "steps=1000")
+    run = Run(tmp_path, *slow, "steps=1000")
     run.until(lambda: len(run.steps()) >= seen + 2, "two more steps")
     family = psutil.Process(run.process.pid).children(recursive=True)
     assert len(family) >= 2  # a worker, a reward process
@@ -105,7 +106,7 @@ def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_pat
     assert seen + 2 <= done < 1000 and not run.summary()["complete"]
 
     steps = range(1, done + 6)
-    run = Run(tmp_path, slow, f"steps={steps[-1]}")
+    run = Run(tmp_path, *slow, f"steps={steps[-1]}")
     status, out = run.end()
     assert status == 0, out
     assert f"resuming after step {done}" in out
@@ -116,6 +117,9 @@ def test_a_run_goes_on_after_a_kill_and_after_ctrl_c_with_each_step_once(tmp_pat
     assert len(list((run.dir / "weights").iterdir())) <= 3  # nothing of the killed process
     assert run.summary()["steps"] == steps[-1]
     assert run.summary()["groups_accepted"] == 4 * steps[-1]
+    counted = json.loads((run.dir / "tally.json").read_text())
+    assert counted["step"] == counted["counts"]["steps"] == steps[-1]
+    assert counted["counts"]["accepted"] == 4 * steps[-1]
 
 
 QUITS = """
@@ -143,3 +147,13 @@ def test_a_plugin_that_ends_the_process_is_an_error_of_the_run(tmp_path, monkeyp
     assert status == 1
     assert "error: the trainer, or a signal or library that it called, ended with sys.exit(" in out
     assert not run.workers()
+
+
+def test_a_gap_beyond_its_limit_ends_a_run_and_earlier_steps_count_again(finished_run, tmp_path):
+    # Both agree to the last bit, which the histogram reports as at most 1e-8 nats.
+    finished_run.copied_to(tmp_path)
+    run = Run(tmp_path, *SETTINGS, "steps=24", "rlax.objective.max_gap=1e-9")
+    status, out = run.end()
+    assert status == 1 and "resuming after step 20" in out, out
+    assert "in the last 3 steps that measured it, above rlax.objective.max_gap = 1e-09" in out
+    assert len(run.steps()) == 21 and not run.workers()  # two steps before the resume count

@@ -279,3 +279,18 @@ def test_rewards_of_turns_follow_the_order_in_which_they_were_answered() -> None
     asyncio.run(play())
     # Rows: (0, 0), (0, 1), (1, 0), (1, 1).
     assert episode.of_turns([1.0, 2.0, 3.0, 4.0]) == [1.0, 3.0, 2.0, 4.0]
+
+
+def test_turns_are_counted_over_all_trajectories() -> None:
+    episode = playing(Asked(1, 1), max_turns=3)
+
+    async def play() -> None:
+        other = episode.begin("34")
+        assert other == 1 and episode.turns_left == 2
+        await episode.sample([5], other)
+        await episode.sample([5])
+        assert episode.turns_left == 0
+        with pytest.raises(EpisodeLimit, match="0 turns"):
+            await episode.sample([5])
+
+    asyncio.run(play())

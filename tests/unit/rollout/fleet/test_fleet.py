@@ -203,3 +203,18 @@ def test_figures_are_finite_and_have_short_names():
         await fleet.close()
 
     run(main)
+
+
+def test_a_pause_of_the_controller_gives_no_name_away():
+    """What the holder sent meanwhile may be read behind another one's registration."""
+
+    async def main():
+        fleet, _, lost = make()
+        await join(fleet, "a", answer, process="holder")
+        fleet.workers["a"].last_seen -= 1000
+        reply = await fleet.Register(registration(process="another"), None)
+        assert reply.name_taken and not reply.accepted
+        assert fleet.workers["a"].process == "holder" and lost == []
+        await fleet.close()
+
+    run(main)

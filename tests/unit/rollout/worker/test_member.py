@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import doors
-from worker_harness import Counting, Trainer, member, run, section, trainer, until
+from worker_harness import Counting, Trainer, Worker, member, run, section, trainer, until
 
 from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.config.rollouts import Staleness
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollout.worker.member import Member
 from rlax_plugin.weights.client import ParameterServerClient
@@ -46,6 +47,24 @@ def test_a_load_that_a_new_trainer_process_overtakes_counts_for_nothing():
             assert engine.version == 8 and not worker.holds_weights
             watches.cancel()
             await client.close()
+            await worker.leave()
+
+    run(main)
+
+
+def test_a_worker_loads_one_of_reload_every_versions():
+    async def main():
+        bounds = Staleness(reload_every=2, max_staleness=2)
+        settings = section().model_copy(update={"staleness": bounds})
+        async with trainer(settings) as one:
+            await one.publish(0)
+            worker = Worker("w", Counting(5), settings, one.address)
+            await until(lambda: one.held("w") == 0)
+            await one.publish(1)
+            await asyncio.sleep(5 * settings.deadlines.heartbeat_s)
+            await one.publish(2)
+            await until(lambda: one.held("w") == 2)
+            assert worker.engine.loads == [0, 2]
             await worker.leave()
 
     run(main)

@@ -104,3 +104,17 @@ def test_an_interrupt_counts_in_the_background_and_a_hangup_not_under_nohup() ->
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_an_error_that_nobody_waits_for_is_a_failure_of_the_run() -> None:
+    """So a launcher says that its workers cannot start."""
+
+    async def parts() -> None:
+        error = RlaxError("it ended 2 times in a row")
+        what = {"message": str(error), "exception": error}
+        asyncio.get_running_loop().call_exception_handler(what)
+
+    with Running(Signals(), print, "x") as up:
+        up.bring_up(parts(), "starting the parts", 60.0)
+        with pytest.raises(RlaxError, match="2 times in a row"):
+            up.supervision.check()

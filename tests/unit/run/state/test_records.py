@@ -296,6 +296,9 @@ def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
     files.delete(journal.segment_name(2000))
     with pytest.raises(JournalError, match="segment 2000: is missing, but later segments exist"):
         list(journal.read(files, after=1998, previous=checksums[1998]))
+    # A thousand that holds only temporary files, or nothing, is no thousand.
+    files.delete(journal.segment_name(2001))
+    assert journal.last_number(files) == 1999
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import subprocess
@@ -181,3 +182,21 @@ def test_first_words_come_before_all_else_but_not_beside_json() -> None:
     result = rlax("eval", "no such run", "--json")
     assert result.exit_code == 2 and later not in result.stdout
     assert rlax("eval", "no such run").stdout.startswith(f"rlax eval no such run: {later}")
+
+
+def test_a_parameter_server_follows_a_rotation(tmp_path: Path, monkeypatch) -> None:
+    from rlax_plugin.rpc.security.run_secrets import rotate
+
+    followed: list[bool] = []
+
+    async def serves(host, port, door, store, *, beside, **others):
+        task, new = asyncio.ensure_future(beside()), rotate(tmp_path / "testing", 0.0).worker
+        async with asyncio.timeout(60):
+            while new not in door.callers:
+                await asyncio.sleep(0.02)
+        followed.append(task.cancel())
+
+    monkeypatch.setattr("rlax_plugin.weights.parameter_server.serve_parameter_server", serves)
+    where = f"base_output_directory={tmp_path}"
+    assert rlax("parameter-server", TESTING, where, "rlax.deadlines.heartbeat_s=0.1").exit_code == 0
+    assert followed == [True]

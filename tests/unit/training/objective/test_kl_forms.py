@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from objective_harness import LIBRARIES, data_of, differentiated, slots_of
 
+from rlax_plugin.api import kl_token_rewards
 from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.config import KL
 from rlax_plugin.training.objective.ratios import kl_value
 from rlax_plugin.training.objective.terms import reported
 
@@ -133,3 +135,20 @@ def test_the_kl_of_a_library_that_clamps_is_at_most_10(preset: str) -> None:
     kl = slots_of(preset, kl={"coefficient": 0.5}).algorithm.kl
     far_bt = np.array([[-30.0, 30.0, -1.0]])
     assert np.abs(kl_value(kl, far_bt)).max() == 10 and np.abs(kl_value(kl, far_bt))[0, 2] < 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"estimator": "k1"}, [D, -D]),
+        ({"estimator": "k2"}, [D**2 / 2] * 2),
+        ({"estimator": "k3"}, [K3, 1 - D]),
+        ({"estimator": "k1", "clamp": 0.1}, [0.1, -0.1]),
+    ],
+    ids=str,
+)
+def test_the_kl_in_the_reward_by_hand(options, expected):
+    mu, reference = np.log([[0.5, 0.25, np.nan]]), np.log([[0.25, 0.5, np.inf]])
+    kl = KL(coefficient=0.5, placement="reward", **options)
+    found = kl_token_rewards(kl, mu, reference, np.array([[1, 1, 0]]))
+    np.testing.assert_allclose(found, [[*(-0.5 * np.array(expected)), 0]], rtol=1e-12)
