@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import pytest
 from waiting import eventually
 
-from chaos.network import Proxy
+from chaos.network import Conditions, Pace, Proxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -88,3 +89,10 @@ def test_reset_is_ECONNRESET_at_both_ends() -> None:
         assert await echoed(await connected(proxy), b"again") == b"again"
 
     proxied(main)
+
+
+def test_nothing_overtakes_when_the_delay_ends() -> None:
+    pace = Pace(random.Random(0))
+    assert pace.due_s(0.0, Conditions(delay_s=3.0)) == 3.0
+    assert pace.due_s(1.0, Conditions()) == 3.0
+    assert pace.due_s(4.0, Conditions()) == 4.0

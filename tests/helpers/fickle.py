@@ -1,4 +1,4 @@
-"""Environment and reward ``fickle``: they raise, hang, end their process or leave early, by chance.
+"""Environment ``fickle``: it raises, hangs, ends its process or leaves early, by chance.
 
 The chance is another one in each process, so that what broke once need not break again.
 """
@@ -54,17 +54,6 @@ class FickleTool(Environment):
         return Outcome(metrics={"tools": 1.0})
 
 
-class FickleReward:
-    """Pays for an even number of characters, if it answers at all."""
-
-    def __init__(self, config: FickleConfig):
-        self._chance = Chance(config)
-
-    async def __call__(self, prompt: Prompt, completion: str) -> float:
-        await _misbehave(self._chance.happens())
-        return float(len(completion) % 2 == 0)
-
-
 async def _misbehave(kind: str) -> None:
     if kind == "raises":
         raise RuntimeError("the tool broke")
@@ -79,8 +68,3 @@ async def _misbehave(kind: str) -> None:
 @hookimpl
 def rlax_register_environment() -> dict[str, Extension]:
     return {"fickle": Extension(FickleConfig, lambda config, context: FickleTool(config))}
-
-
-@hookimpl
-def rlax_register_reward() -> dict[str, Extension]:
-    return {"fickle": Extension(FickleConfig, lambda config, context: FickleReward(config))}

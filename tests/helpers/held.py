@@ -1,4 +1,4 @@
-"""Trainer, engine, reward and weight store ``held``: toys that wait for files that a test writes.
+"""Trainer and engine ``held``: toys that wait for files that a test writes.
 
 The trainer begins a step only once that step's file is there. So a test can have something happen
 between two steps, however slow the machine is. No deadline runs while a step is held: workers go
@@ -6,9 +6,6 @@ on, and the batch is not waited for yet.
 
 The engine answers an evaluation of one version only once a file is there, and says in another file
 that it has been asked. So a test can do something to a worker that is evaluating.
-
-The store waits once one version is written, before anyone hears of it. The reward waits with the
-problems of evaluations, as long as a file is there.
 """
 
 from __future__ import annotations
@@ -23,13 +20,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.api import Arrays, BuildContext, Extension, Prompt, hookimpl
+from rlax_plugin.api import BuildContext, Extension, hookimpl
 from rlax_plugin.base.types import Key, Request, Sampled
 from rlax_plugin.build import build_weight_store
-from rlax_plugin.config import Section
 from rlax_plugin.rollout.worker.endpoint import NAME as WORKER
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
 
@@ -98,51 +93,3 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
         return HeldEngine(config, build_weight_store(context), context.section)
 
     return {"held": Extension(HeldEngineConfig, build)}
-
-
-class HeldStoreConfig(Section):
-    version: int = Field(description="the version that waits")
-    written: str = Field(description="the file that is made once it is written")
-    waits_for: str = Field(description="the file that it waits for then")
-
-
-class HeldStore(NpzStore):
-    def __init__(self, config: HeldStoreConfig):
-        self._config = config
-
-    def save(self, path: str, arrays: Arrays) -> None:
-        super().save(path, arrays)
-        if Path(path).name.startswith(f"{self._config.version:08d}-"):
-            Path(self._config.written).touch()
-            while not Path(self._config.waits_for).exists():
-                time.sleep(0.02)
-
-
-@hookimpl
-def rlax_register_weight_store() -> dict[str, Extension]:
-    return {"held": Extension(HeldStoreConfig, lambda config, context: HeldStore(config))}
-
-
-class HeldRewardConfig(Section):
-    hold: str = Field(default="hold", description="the file while which it waits")
-    scoring: str = Field(default="scoring", description="gets the process id once it waits")
-
-
-class HeldReward:
-    """1 for an even number of tokens; nothing else in its process goes on while it waits."""
-
-    def __init__(self, config: HeldRewardConfig):
-        self._config = config
-
-    def __call__(self, prompt: Prompt, completion: str) -> float:
-        while int(prompt.text) >= 1000 and Path(self._config.hold).exists():  # not of training
-            whole = Path(f"{self._config.scoring}.{os.getpid()}")
-            whole.write_text(str(os.getpid()))
-            whole.replace(self._config.scoring)
-            time.sleep(0.02)
-        return float(len(completion) % 2 == 0)
-
-
-@hookimpl
-def rlax_register_reward() -> dict[str, Extension]:
-    return {"held": Extension(HeldRewardConfig, lambda config, context: HeldReward(config))}

@@ -11,7 +11,6 @@ from toy_versions import CANARY_TOKENS
 from rlax_plugin.base.types import Canary, VersionPart, WeightVersion
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.builders import tensor_specs
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
@@ -46,11 +45,6 @@ class NotingStore(NpzStore):
     def delete(self, path: str) -> None:
         super().delete(path)
         self.deleted.append(path)
-
-
-def part_of(path: str, arrays: Mapping[str, np.ndarray], name: str) -> VersionPart:
-    """A part whose bytes are at ``path``."""
-    return VersionPart(name, path, tensor_specs(arrays))
 
 
 def version_of(number: int, base: str, adapter: str) -> WeightVersion:

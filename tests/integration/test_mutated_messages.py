@@ -79,7 +79,8 @@ class Peer:
         code, why, replies = await self.call(method, request.SerializeToString())
         assert code is OK, (method, code, why)
         answer = reply()
-        answer.ParseFromString(b"".join(replies))
+        (data,) = replies
+        answer.ParseFromString(data)
         return answer
 
     async def join(self, attacked: Attacked, name: str) -> None:

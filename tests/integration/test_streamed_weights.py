@@ -145,7 +145,7 @@ def test_server_that_stays_away_ends_the_download_at_weights_s(tmp_path: Path) -
     published = version(7, part(tmp_path, "7"))
 
     async def main() -> None:
-        with local_copies(settings(tmp_path, weights_s=1.5)) as copies:
+        with local_copies(settings(tmp_path, weights_s=4.0)) as copies:
             assert copies is not None
             async with AsyncExitStack() as stack:
                 async with served(tmp_path, published) as (service, address):
@@ -182,7 +182,7 @@ def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(tmp_pa
     """Nothing arrives for ``rpc_s``: the worker asks for the rest, or for a newer version."""
 
     async def main() -> None:
-        with local_copies(settings(tmp_path, rpc_s=2.0)) as copies:
+        with local_copies(settings(tmp_path, rpc_s=3.0)) as copies:
             assert copies is not None
             async with serves(tmp_path) as (service, address):
                 await service.publish(version(0, part(tmp_path, "0")))

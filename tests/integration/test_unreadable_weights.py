@@ -68,7 +68,7 @@ def test_an_outage_between_two_damaged_readings_does_not_count_as_one(short_paus
 
 def test_a_parameter_server_without_versions_ends_with_its_key():
     async def main():
-        patience = section({"startup_s": 1.5, "weights_s": 0.5})  # the longer one counts
+        patience = section({"startup_s": 4.0, "weights_s": 0.5})  # the longer one counts
         async with trainer(patience) as one:
             one.fleet.newest.number = 0  # the controller speaks of one that was never published
             said = r"which version to load \(.*available: none\).*set rlax\.deadlines\.startup_s"

@@ -27,11 +27,6 @@ from rlax_plugin.tools.commands.reference import PARTS
 from rlax_plugin.tools.commands.reference import sections as config_sections
 
 GROUP: Any = typer.main.get_command(app)
-SOURCES = [
-    path
-    for folder in ("rlax_plugin", "plugins", "maxtext_overrides")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
 pages = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
 
 

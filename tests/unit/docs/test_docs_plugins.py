@@ -23,9 +23,7 @@ from rlax_plugin.config.loading import load_section
 from rlax_plugin.ports.protocols import BuildContext
 
 PAGE = sections(read("writing_plugins.md"), 2)
-REWARD, OBJECTIVE, PACKAGE = (
-    PAGE[name] for name in ("One file", "An objective in one file", "A package")
-)
+REWARD, PACKAGE = (PAGE[name] for name in ("One file", "A package"))
 CONFIG = yaml.safe_load(fences(REWARD, "yaml")[0])
 
 

@@ -116,7 +116,6 @@ def test_broken_parquet_files(tmp_path: Path) -> None:
     assert refusal(parquet(path)).endswith("has two columns with the name 'answer'")
 
 
-GOOD = json.dumps(ROWS[0]).encode()
 BROKEN_LINES = {
     "no JSON": (b'{"prompt": "x"', "is no JSON: Expecting ',' delimiter"),
     "a list": (b'["x"]', "is no JSON object, but list"),

@@ -1,4 +1,4 @@
-"""Engine ``scripted``: only weights and seeds change its samples, and weights are verified."""
+"""Engine ``scripted``: only weights and seeds change its samples."""
 
 from __future__ import annotations
 

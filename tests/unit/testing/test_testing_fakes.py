@@ -1,4 +1,4 @@
-"""Fakes reject what a run would never give them; builders make records that fit."""
+"""Fakes reject what a run would never give them."""
 
 from __future__ import annotations
 

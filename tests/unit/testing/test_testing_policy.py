@@ -1,4 +1,4 @@
-"""The bigram policy: probabilities, gradient and samples against numbers worked out by hand."""
+"""The bigram policy: log-probs and gradient against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainer ``bigram``: checkpoints that lose no bit, canaries and metrics."""
+"""Trainer ``bigram``: checkpoints that lose no bit."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -14,6 +15,7 @@ def test_a_process_is_killed_when_it_reaches_a_point_for_the_given_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killed: list[int] = []
+    monkeypatch.setattr(faults, "_seen", Counter())
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))
     monkeypatch.setenv(faults.VARIABLE, f"{FaultPoint.STORE_FAILED}:2")
     for point in (FaultPoint.STORE_SLOWED, FaultPoint.STORE_FAILED, FaultPoint.STORE_SLOWED):

@@ -54,7 +54,6 @@ with announced(Path(sys.argv[1]), "worker", "w-1") as mark, Watchdog(mark, 1.0):
         threading.Thread(target=never_rests, daemon=True).start()
     does()
 """
-PLAIN = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @contextmanager

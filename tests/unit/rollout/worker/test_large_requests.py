@@ -19,7 +19,6 @@ from rlax_plugin.rpc.transport.pieces import request_messages
 from rlax_plugin.rpc.transport.wire import request_to_proto
 from rlax_plugin.testing import make_request, make_sampled
 
-GOOD = make_request(1, seeds=(1,))
 SECTION: dict[str, Any] = {
     "rollouts": {"max_prompt_tokens": 4, "max_new_tokens": 1000, "slots": 4, "group_size": 2},
     "evaluation": {"samples": 6, "k": [1]},
