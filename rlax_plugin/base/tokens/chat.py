@@ -58,7 +58,9 @@ class ChatTemplate:
     ):
         self._fast, self._file, self.limits = fast, _file_in(directory), limits
         source = fast.chat_template
-        self._template = Template(directory, source, dict(arguments), limits) if source else None
+        # The process that renders keeps the working directory of its start.
+        where = directory.absolute()
+        self._template = Template(where, source, dict(arguments), limits) if source else None
         self._independent: set[tuple[str, ...]] = set()  # roles of turns that were tried
 
     @property

@@ -190,3 +190,13 @@ def test_a_tokenizer_that_adds_a_space_adds_none_behind_an_answer(tmp_path: Path
     sequence += tokenizer.next_turn([RESULT], sampled)
     whole = tokenizer.render([QUESTION, {"role": "assistant", "content": "cat"}, RESULT])
     assert sequence == whole
+
+
+def test_a_relative_directory_is_that_of_the_caller(tmp_path: Path, monkeypatch) -> None:
+    """The process that renders keeps the working directory in which its first caller was."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        tokenizer = load(Path("model"))
+        assert shown(tokenizer, tokenizer.chat.render([QUESTION])).startswith("<|im_start|>user")
+        (tmp_path / name / "model/tokenizer.json").unlink()
