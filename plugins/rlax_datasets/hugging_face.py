@@ -13,6 +13,7 @@ from rlax_datasets.values import plain
 from rlax_plugin.api import ConfigError, DatasetConfig, DatasetSource, alternatives, one_line
 
 _KEY = "rlax.prompt_source"
+_OF_A_PATH = "./~"
 _OF_SPLITS, _OF_ONE = "dataset_dict.json", "state.json"  # what save_to_disk writes
 
 
@@ -24,8 +25,9 @@ class HuggingFaceConfig(DatasetConfig):
 
     dataset: str = Field(
         min_length=1,
-        description="name on the Hugging Face hub, such as openai/gsm8k; or a directory: one that "
-        "save_to_disk has written, or one with data files, such as a copy of a hub's repository",
+        description="name on the Hugging Face hub, such as openai/gsm8k; or a directory, written "
+        "with ., / or ~ at its beginning, such as ./words: one that save_to_disk has written, or "
+        "one with data files, such as a copy of a hub's repository",
     )
     subset: str = Field(
         default="", description="configuration of the data set, such as main; empty: its only one"
@@ -37,8 +39,9 @@ class HuggingFaceConfig(DatasetConfig):
     @property
     def directory(self) -> Path | None:
         """The directory of the data; None if they are on the hub."""
+        # Any other name is one on the hub, also if there is a directory of that name.
         found = Path(self.dataset).expanduser()
-        return found if found.is_dir() else None
+        return found if self.dataset[0] in _OF_A_PATH and found.is_dir() else None
 
     @property
     def is_saved(self) -> bool:
@@ -52,7 +55,7 @@ class HuggingFaceConfig(DatasetConfig):
         Raises:
           ConfigError: it is not a directory, or is combined with such an option.
         """
-        if self.directory is None and self.dataset[0] in "./~":
+        if self.directory is None and self.dataset[0] in _OF_A_PATH:
             raise ConfigError(f"{_KEY}.dataset", self.dataset, "does not exist, or is no directory")
         for option in ("subset", "revision"):
             if self.is_saved and (given := getattr(self, option)):
@@ -124,7 +127,7 @@ class HuggingFaceSource(DatasetSource):
                 dataset,
                 config.dataset,
                 f"is no directory, and the Hugging Face hub cannot be reached ({said}). Without a "
-                "network, name a directory that save_to_disk has written",
+                "network, name a directory that save_to_disk has written, such as ./words",
             )
         if said.startswith("Unknown split") or "not in sliced" in said:
             return ConfigError(key, name, f"is no split of {config.dataset}: {said}")

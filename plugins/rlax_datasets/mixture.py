@@ -42,7 +42,7 @@ class MixtureConfig(Section):
         min_length=1,
         description="name -> {weight, name, options...}: a prompt source, and its share of the "
         "training prompts relative to the others (1 unless given); such as {sums: {weight: 3, "
-        "name: jsonl, path: sums.jsonl}, words: {name: hf, dataset: data/words}}",
+        "name: jsonl, path: sums.jsonl}, words: {name: hf, dataset: ./words}}",
     )
 
     @field_validator("sources")

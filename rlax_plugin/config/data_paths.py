@@ -1,114 +1,142 @@
 """Relative paths of data in a config: relative to the file that names them, as files of functions.
 
-They are rewritten where the file is read, so that everything else, and a run's own copy of its
-config, has paths that are relative to the working directory. A path that leads to nothing from the
-config's directory, and to something from the working directory, is read from there, with a warning.
+A file's paths are marked with its directory when it is read, and become absolute when all files and
+arguments are merged, so that nothing depends on the working directory later. Arguments are relative
+to the working directory. A path of a file that leads to nothing from the file's directory, and to
+something from the working directory, is read from there, with a warning.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_PATH, _SPLITS, _LIBRARY, _SOURCES = "path", "splits", "dataset", "sources"
 Warn = Callable[[str, str], object]
 """Called with a config key and a sentence."""
+_Change = Callable[[str, str, bool], str]
+"""Called with a text, its config key, and True if it is a path on this machine."""
 
 
-def located(content: Mapping[str, Any], directory: Path, warn: Warn) -> dict[str, Any]:
-    """Returns a file's content with paths of data that are relative to the working directory.
+class _OfFile(str):
+    """A text of a file in this directory."""
+
+    directory: Path
+
+
+def marked(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Returns a file's content in which paths of data know the directory of the file."""
+
+    def mark(text: str, key: str, is_path: bool) -> str:
+        # Whether it is a path may depend on the other files.
+        of_file = _OfFile(text)
+        of_file.directory = directory
+        return of_file
+
+    return _changed(content, mark)
+
+
+def located(content: Mapping[str, Any], warn: Warn = lambda key, text: None) -> dict[str, Any]:
+    """Returns merged content in which the paths of data that exist are absolute.
 
     Args:
-      directory: directory of the file.
-      warn: called for each path that is relative to the working directory already.
+      content: of ``marked`` files and of arguments.
+      warn: called for each path of a file that leads only from the working directory to something.
     """
 
-    def place(text: str, key: str) -> str:
-        if not _is_relative(text):
+    def place(text: str, key: str, is_path: bool) -> str:
+        directory, text = text.directory if isinstance(text, _OfFile) else Path(), str(text)
+        if not is_path or os.path.isabs(text):
             return text
-        if _leads_somewhere(beside := os.path.join(directory, text)):
-            return os.path.relpath(beside)
-        if _leads_somewhere(text):
+        if beside := _absolute(text, directory):
+            return beside
+        if here := _absolute(text, Path()):
             warn(
                 key,
                 f"names {text}, which is not in {directory}, the directory of the config, and is "
                 "read from the working directory: write it relative to the config",
             )
-        return text
+        return here or text
 
-    if os.path.realpath(directory) == os.path.realpath(os.curdir):
-        return dict(content)
-    return _with_sources(content, lambda source, key: _placed(source, key, place))
+    return _changed(content, place)
 
 
-def relative_to(source: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Returns the options of a prompt source as a config in another directory names its data."""
+def relative_to(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Returns content as a config in another directory names the data that exist."""
 
-    def place(text: str, key: str) -> str:
-        there = _is_relative(text) and _leads_somewhere(text)
-        return os.path.relpath(text, directory) if there else text
+    def move(text: str, key: str, is_path: bool) -> str:
+        if not is_path or os.path.isabs(text) or not (absolute := _absolute(text, Path())):
+            return text
+        if ".splits." in key and os.path.isdir(absolute):
+            return text  # the name of a split, if another file has the data set
+        base = os.path.realpath(directory)
+        moved = os.path.relpath(absolute, base if os.path.exists(absolute) else glob.escape(base))
+        # Without a dot it would be the name of a data set on the hub.
+        return f"./{moved}" if key.endswith(".dataset") and moved[0] != "." else moved
 
-    return _placed(source, "", place)
-
-
-def _with_sources(
-    content: Mapping[str, Any], change: Callable[[Mapping[str, Any], str], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Returns a config's content in which every prompt source is changed."""
-
-    def within(value: Any, key: str) -> Any:
-        source = value.get("prompt_source") if isinstance(value, Mapping) else None
-        if not isinstance(source, Mapping):
-            return value
-        return {**value, "prompt_source": change(source, f"{key}.prompt_source")}
-
-    section = within(content.get("rlax"), "rlax")
-    if not isinstance(section, Mapping):
-        return dict(content)
-    evaluation = section.get("evaluation")
-    if isinstance(evaluation, Mapping) and isinstance(sets := evaluation.get("sets"), Mapping):
-        key = "rlax.evaluation.sets"
-        sets = {name: within(one, f"{key}.{name}") for name, one in sets.items()}
-        section = {**section, "evaluation": {**evaluation, "sets": sets}}
-    return {**content, "rlax": section}
+    return _changed(content, move)
 
 
-def _placed(
-    source: Mapping[str, Any], key: str, place: Callable[[str, str], str]
-) -> dict[str, Any]:
-    """Returns the options of a prompt source, also of a mixture of several, with other paths."""
+def without_directories(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns content that has only the last component of each path."""
+    return _changed(content, lambda text, _, is_path: Path(text).name if is_path else text)
 
-    def each(value: Any, of: str) -> Any:
+
+def _changed(content: Mapping[str, Any], change: _Change, key: str = "") -> dict[str, Any]:
+    """Returns a config's content in which the texts that may be paths of data are changed."""
+    found = dict(content)
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            is_source = name == "prompt_source"
+            found[name] = (_of_source if is_source else _changed)(value, change, f"{key}{name}.")
+    return found
+
+
+def _of_source(source: Mapping[str, Any], change: _Change, key: str) -> dict[str, Any]:
+    """Returns the options of a prompt source, also of a mixture of several."""
+    is_named = "dataset" in source  # then its splits are names, too
+
+    def each(value: Any, of: str, is_path: bool) -> Any:
+        if isinstance(value, Mapping):
+            return {name: each(item, f"{of}.{name}", is_path) for name, item in value.items()}
         if isinstance(value, list | tuple):
-            return [each(one, of) for one in value]
-        return place(value, of) if isinstance(value, str) else value
+            return [each(item, of, is_path) for item in value]
+        if not isinstance(value, str):
+            return value
+        is_local = bool(value) and "://" not in value and "\0" not in value
+        is_path = is_path or (of.endswith(".dataset") and value.startswith((".", "/", "~")))
+        return change(value, of, is_path and is_local)
 
     found = dict(source)
-    if _PATH in found:
-        found[_PATH] = each(found[_PATH], f"{key}.{_PATH}")
-    if isinstance(named := found.get(_LIBRARY), str):
-        # A directory, or the name of a data set; what its splits are called are no paths.
-        found[_LIBRARY] = place(named, f"{key}.{_LIBRARY}")
-    elif isinstance(splits := found.get(_SPLITS), Mapping):
-        found[_SPLITS] = {
-            name: each(value, f"{key}.{_SPLITS}.{name}") for name, value in splits.items()
-        }
-    if isinstance(sources := found.get(_SOURCES), Mapping):
-        found[_SOURCES] = {
-            name: _placed(one, f"{key}.{_SOURCES}.{name}", place)
+    for name, is_path in (("path", True), ("dataset", False), ("splits", not is_named)):
+        if name in source:
+            found[name] = each(source[name], f"{key}{name}", is_path)
+    if isinstance(mixed := source.get("sources"), Mapping):
+        found["sources"] = {
+            name: _of_source(one, change, f"{key}sources.{name}.")
             if isinstance(one, Mapping)
             else one
-            for name, one in sources.items()
+            for name, one in mixed.items()
         }
     return found
 
 
-def _is_relative(path: str) -> bool:
-    return bool(path) and "://" not in path and not path.startswith("~") and not os.path.isabs(path)
+def _absolute(text: str, directory: Path) -> str:
+    """Returns the absolute path or pattern of what exists; empty if nothing does.
 
-
-def _leads_somewhere(pattern: str) -> bool:
-    return os.path.exists(pattern) or bool(glob.glob(pattern, recursive=True))
+    The last component stays as it is: in the Hugging Face hub's cache it is a link, and the name of
+    the file that it leads to does not tell its kind.
+    """
+    if os.path.exists(path := directory / text):
+        parent, name = os.path.split(path)
+        return (
+            os.path.realpath(path) if name in ("", "..") else f"{os.path.realpath(parent)}/{name}"
+        )
+    fixed = os.path.dirname(re.split(r"[*?[]", text)[0])
+    rest = text[len(fixed) :].lstrip("/")
+    pattern = os.path.join(glob.escape(os.path.realpath(directory / fixed)), rest)
+    is_found = glob.has_magic(text) and next(glob.iglob(pattern, recursive=True), None)
+    return pattern if is_found else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlax_plugin.base.text.secrets import names_secret, stripped
+from rlax_plugin.config.data_paths import without_directories
 from rlax_plugin.config.loading import overridden
 
 # What may differ between a run and its continuation, or between its processes: how long, how
@@ -56,7 +57,7 @@ def config_hash(content: Mapping[str, Any]) -> str:
     ``base_output_directory``, ``hf_access_token``, and under ``rlax:`` deadlines, launcher,
     network, state_dir, trackers, observers, retention, curation.guard, curation.max_refill,
     objective.max_gap, rollouts.order, weights.memory_mib, weights.stream_dir, weights.streams and
-    weights.transfer.
+    weights.transfer. Of a path of data only the last component counts.
 
     Args:
       content: see ``ResolvedConfig``.
@@ -102,7 +103,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a config on which a run and its resumption must agree."""
-    content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
+    # Data that changed are found by their digests (``data/prompts/record.py``), wherever they lie.
+    content = without_directories({k: v for k, v in content.items() if k not in _NOT_HASHED})
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
         # How long to try, which a run that gave up says to raise, and how bytes travel.

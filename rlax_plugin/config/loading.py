@@ -22,7 +22,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
-from rlax_plugin.config.data_paths import Warn, located
+from rlax_plugin.config.data_paths import located, marked
 from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
@@ -84,7 +84,8 @@ def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
         the name of a directory, or ``base_output_directory`` is not a path.
     """
     path, warnings = os.fspath(config_path), dict[str, str]()
-    config = _of_file(_read(Path(path), (), warnings.setdefault), path, overrides)
+    content = located(overridden(_read(Path(path), ()), overrides), warnings.setdefault)
+    config = _of_file(content, path, overrides)
     functions = function_files(
         config.section.functions_named, Path(path).parent, warnings.setdefault
     )
@@ -100,12 +101,12 @@ def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> Resolved
     content = parse(text, source)
     if not isinstance(content, dict):
         raise ConfigError(source, None, "must be a mapping of keys to values")
-    return _of_file(content, source, overrides)
+    return _of_file(located(overridden(content, overrides)), source, overrides)
 
 
 def _of_file(content: dict[str, Any], source: str, overrides: Sequence[str]) -> ResolvedConfig:
     names = {override.partition("=")[0].partition(".")[0] for override in overrides}
-    return resolved(overridden(content, overrides), arguments=frozenset(names), source=source)
+    return resolved(content, arguments=frozenset(names), source=source)
 
 
 def resolved(
@@ -200,7 +201,7 @@ def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Raises:
       ConfigError: the files cannot be read.
     """
-    return overridden(_read(Path(config_path), (), lambda *_: None), overrides)
+    return located(overridden(_read(Path(config_path), ()), overrides))
 
 
 def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -214,8 +215,8 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     return dict(content)
 
 
-def _read(path: Path, chain: tuple[Path, ...], warn: Warn) -> dict[str, Any]:
-    """Reads a file and the files it is based on; ``warn`` is that of ``located``."""
+def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    """Reads a file and the files it is based on, with ``marked`` paths."""
     if path.suffix != ".yml":
         raise ConfigError(
             "config", str(path), "must be a file that ends in .yml, as MaxText requires"
@@ -231,14 +232,14 @@ def _read(path: Path, chain: tuple[Path, ...], warn: Warn) -> dict[str, Any]:
         content = {}
     if not isinstance(content, dict):
         raise ConfigError(str(path), None, "must be a mapping of keys to values")
-    content = located(content, path.parent, warn)
+    content = marked(content, path.parent)
     base = content.get(_BASE)
     if not base:
         return content
     base_path = path.parent / str(base)
     if os.path.isfile(base_path):  # False also of what cannot be a path
         del content[_BASE]
-        below = _read(base_path, (*chain, path.resolve()), warn)
+        below = _read(base_path, (*chain, path.resolve()))
         below = rebased(below, base_path.parent, path.parent)
         return _merge(below, content, "")
     known = maxtext_configs()

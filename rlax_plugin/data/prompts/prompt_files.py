@@ -34,8 +34,11 @@ def matching_files(patterns: str | Sequence[str], key: str) -> list[str]:
             else:
                 names = sorted(name for name in fs.glob(path) if fs.isfile(name))
         if not names:
-            directory = "is a directory, and must be a file" if fs.isdir(path) else "does not exist"
-            raise ConfigError(key, pattern, directory)
+            reason = "is a directory, and must be a file" if fs.isdir(path) else "does not exist"
+            # A path that its config's directory has is absolute by now.
+            if reason == "does not exist" and not os.path.isabs(pattern) and "://" not in pattern:
+                reason += f", neither in the directory of the config nor in {os.getcwd()}"
+            raise ConfigError(key, pattern, reason)
         found += names if "://" not in pattern else map(fs.unstrip_protocol, names)
     return found
 

@@ -159,7 +159,7 @@ def config_text(
         width=keys.get("base_emb_dim", WIDTH),
         workers=answers.workers,
     )
-    values = _values(answers, task, tiny, size, path.parent)
+    values = relative_to(_values(answers, task, tiny, size, path.parent), path.parent)
     section = validate(RlaxSection, values, "rlax")
     registry = registry_for(section)
     registry.validate(section)
@@ -342,7 +342,7 @@ def _values(
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
-        "prompt_source": relative_to(task.prompt_source, directory),
+        "prompt_source": task.prompt_source,
         "rewards": [_reward(task.reward, directory)],
         "rollouts": {
             "engine": {"name": "jetstream"},

@@ -274,7 +274,8 @@ def _source(data: str) -> dict[str, Any]:
         if data.endswith(endings):
             return {"name": name, "path": data}
     if any((Path(data) / name).is_file() for name in _SAVED):
-        return {"name": "hf", "dataset": data}
+        # Without a dot it would be a name on the hub.
+        return {"name": "hf", "dataset": data if data[0] in "./~" else f"./{data}"}
     endings = ", ".join(itertools.chain.from_iterable(_FILES.values()))
     reason = f"must end in one of {endings}, or be a directory that datasets' save_to_disk wrote"
     raise ConfigError("--data", data, reason)

@@ -119,7 +119,8 @@ def train(
             settings["rlax.rewards"] = scored.entries
         start = f"Written by rlax_plugin.train; rlax train {written.path} starts the same run."
         heading = "".join(f"# {harmless(line)}\n" for line in (start, *notes))
-        written.put(written.path.name, (heading + dumped(nested(settings))).encode())
+        content = relative_to(nested(settings), written.folder)
+        written.put(written.path.name, (heading + dumped(content)).encode())
         with _as_rewards(scored):
             resolved = resolve(written.path)
             check.examine(resolved, registry_for(resolved.section))
@@ -195,8 +196,7 @@ def _on_a_config(
         reads_bytes = theirs.get("tokenizer") == BYTES
         with _as_arguments():
             read = own_data.read(data, "exact_match", there.maxtext, reads_bytes, options)
-        reads = relative_to(read.prompt_source, written.folder)
-        found |= {f"{_SOURCE}.{key}": value for key, value in reads.items()}
+        found |= {f"{_SOURCE}.{key}": value for key, value in read.prompt_source.items()}
     return {**found, **settings}
 
 

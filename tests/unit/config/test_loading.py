@@ -331,7 +331,7 @@ def test_paths_of_data_and_functions_are_relative_to_the_config(
         directory.mkdir()
     monkeypatch.chdir(work)
     source = "{name: jsonl, splits: {train: 'rows*.jsonl', test: other.jsonl}}"
-    sets = "{hard: {prompt_source: {name: hf, dataset: saved, splits: {test: saved}}}}"
+    sets = "{hard: {prompt_source: {name: hf, dataset: ./saved, splits: {test: saved}}}}"
     path = folder / "run.yml"
     path.write_text(
         f"rlax: {{prompt_source: {source}, rewards: [{{function: 'own.py:f'}}], "
@@ -343,12 +343,12 @@ def test_paths_of_data_and_functions_are_relative_to_the_config(
     (folder / "saved").mkdir()
     found = resolve(path)
     assert found.section.prompt_source.options["splits"] == {
-        "train": "../configs/rows*.jsonl",
-        "test": "other.jsonl",
+        "train": f"{folder}/rows*.jsonl",
+        "test": f"{work}/other.jsonl",
     }
     hard = found.section.evaluation.sets["hard"].prompt_source
     assert hard is not None
-    assert hard.options == {"dataset": "../configs/saved", "splits": {"test": "saved"}}
+    assert hard.options == {"dataset": f"{folder}/saved", "splits": {"test": "saved"}}
     assert found.functions == {"own.py": f"{work}/own.py"}
     assert [key for key, _ in found.warnings] == [
         "rlax.prompt_source.splits.test",
@@ -358,6 +358,61 @@ def test_paths_of_data_and_functions_are_relative_to_the_config(
     (folder / "other.jsonl").touch()
     found = resolve(path, ["rlax.prompt_source.splits.test=other.jsonl"])
     assert found.functions == {"own.py": f"{folder}/own.py"} and found.warnings == ()
-    assert found.section.prompt_source.options["splits"]["test"] == "other.jsonl"
+    options = found.section.prompt_source.options
+    assert options["splits"]["test"] == f"{work}/other.jsonl"
     monkeypatch.chdir(folder)
-    assert resolve("run.yml").section.prompt_source.options["splits"]["train"] == "rows*.jsonl"
+    from_there = resolve("run.yml").section.prompt_source.options["splits"]
+    assert from_there["train"] == f"{folder}/rows*.jsonl"
+
+
+def test_paths_of_data_follow_links_and_the_merged_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory does not shadow a name on the hub, nor the splits of a base file's data set."""
+    folder, work = tmp_path / "deep/configs", tmp_path / "work"
+    for directory in (folder, work, tmp_path / "deep/[data]"):
+        directory.mkdir(parents=True)
+    (tmp_path / "deep/[data]/rows.jsonl").touch()
+    (work / "configs").symlink_to(folder)
+    monkeypatch.chdir(work)
+    (folder / "hub.yml").write_text(
+        "rlax: {prompt_source: {name: hf, dataset: words, splits: {train: gone.jsonl}}, "
+        "rewards: [{name: exact_match}]}\n"
+    )
+    (folder / "run.yml").write_text(
+        "base_config: hub.yml\nrlax: {prompt_source: {splits: {train: part, test: part}}}\n"
+    )
+    for name in ("words", "part"):
+        (folder / name).mkdir()
+    found = resolve("configs/run.yml")
+    assert found.section.prompt_source.options == {
+        "dataset": "words",
+        "splits": {"train": "part", "test": "part"},
+    }
+    assert type(found.section.prompt_source.options["dataset"]) is str and found.warnings == ()
+    source = "rlax.prompt_source={name: jsonl, path: 'configs/../[[]data]/*.jsonl'}"
+    options = resolve("configs/run.yml", [source]).section.prompt_source.options
+    assert options["path"] == f"{tmp_path}/deep/[[]data]/*.jsonl"
+    replaced = resolve("configs/run.yml", ["rlax.prompt_source={name: jsonl, path: gone.jsonl}"])
+    assert replaced.section.prompt_source.options["path"] == "gone.jsonl"
+
+
+def test_the_hash_of_a_config_has_no_directories_of_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run continues from another working directory, and after the project has moved."""
+    hashes = []
+    for project, directory in (("a", "a"), ("a", "."), ("b", "b")):
+        (tmp_path / project).mkdir(exist_ok=True)
+        (tmp_path / project / "rows.jsonl").touch()
+        path = tmp_path / project / "run.yml"
+        path.write_text(
+            "rlax: {prompt_source: {name: jsonl, path: rows.jsonl}, "
+            "rewards: [{name: exact_match}]}\n"
+        )
+        monkeypatch.chdir(tmp_path / directory)
+        hashes.append(config_hash(resolve(path).content))
+        assert resolve(path).section.prompt_source.options["path"] == f"{path.parent}/rows.jsonl"
+    assert len(set(hashes)) == 1
+    other = resolve(path, ["rlax.prompt_source.path=other.jsonl"])
+    assert config_hash(other.content) != hashes[0]

@@ -229,7 +229,8 @@ def test_data_of_ones_own_is_read_for_its_lengths_splits_and_reward(
     result = rlax("init", "--model", "model", "--data", "mine.jsonl", "--max-new-tokens", "16")
     assert result.exit_code == 0, result.output
     section, keys = load_section("run.yml")
-    source = {"name": "jsonl", "path": "mine.jsonl", "held_out": {"test": 0.2}}
+    path = str(folder / "mine.jsonl")
+    source = {"name": "jsonl", "path": path, "held_out": {"test": 0.2}}
     assert section.prompt_source.model_dump() == source
     assert [one.name for one in section.rewards] == [reward]
     assert (section.rollouts.max_prompt_tokens, keys["max_target_length"]) == (32, 48)
@@ -244,7 +245,8 @@ def test_a_saved_data_set_is_read_by_its_own_source(
     datasets.Dataset.from_list(rows).save_to_disk("saved")
     assert rlax("init", "--model", "model", "--data", "saved").exit_code == 0
     section, _ = load_section("run.yml")
-    assert section.prompt_source.options == {"dataset": "saved", "held_out": {"test": 0.2}}
+    saved = str(Path("saved").absolute())
+    assert section.prompt_source.options == {"dataset": saved, "held_out": {"test": 0.2}}
 
 
 @pytest.mark.parametrize(

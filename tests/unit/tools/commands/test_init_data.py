@@ -46,7 +46,7 @@ def test_lengths_vocabulary_splits_and_warm_start_come_from_the_data(folder: Pat
     section, keys, said = written(folder, rows)
     assert section.prompt_source.model_dump() == {
         "name": "jsonl",
-        "path": "mine.jsonl",
+        "path": str(folder / "mine.jsonl"),
         "tokenizer": "bytes",
         "held_out": {"validation": 0.1, "test": 0.2},
     }
