@@ -46,11 +46,15 @@ def read_functions(
     # What a run without results has recorded binds nobody: it may begin again with other files.
     kept: dict[str, Any] = (files.get_json(_RECORD) if holds_results(files) else None) or {}
     paths, contents = dict(config.functions), {}
+    # A copy is preferred to a file that only the working directory has, see ``function_files``.
+    warnings = dict(config.warnings)
     for key, choice, name in _named(config):
         if name.file in contents:
             continue
         path = Path(paths[name.file])
-        if name.file in kept and not path.exists():
+        is_elsewhere = f"function {name}" in warnings
+        if name.file in kept and (is_elsewhere or not path.exists()):
+            warnings.pop(f"function {name}", None)
             contents[name.file] = _copy(files, name, kept[name.file])
             paths[name.file] = _local(files, state_dir, name, contents[name.file])
             continue
@@ -64,7 +68,7 @@ def read_functions(
             raise ConfigError(key, choice, _changed(files, name, content, kept))
     digests = {file: _digest(content) for file, content in contents.items()}
     whole = config.with_content({"rlax": {"functions": digests}})
-    return replace(whole, functions=paths), contents
+    return replace(whole, functions=paths, warnings=tuple(warnings.items())), contents
 
 
 def keep_functions(

@@ -15,7 +15,7 @@ CONFIG = (Path(__file__).parents[3] / "configs/testing.yml").read_text()
 
 
 def test_results_bind_a_run_to_its_functions_and_a_copy_replaces_a_file_that_is_gone(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "c.yml").write_text(CONFIG.replace("{name: even}", "{function: r.py:f}"))
     file, copy = tmp_path / "r.py", tmp_path / "run/functions/r.py"
@@ -26,6 +26,7 @@ def test_results_bind_a_run_to_its_functions_and_a_copy_replaces_a_file_that_is_
             file.write_text(f"def f(completion):\n    return {value}\n")
         files = RunFiles(tmp_path / "run")
         config, contents = read_functions(resolve(tmp_path / "c.yml"), files, tmp_path)
+        assert config.warnings == ()
         kept = keep_functions(config, contents, files, tmp_path)
         assert kept.functions == {"r.py": str(copy)}
         return dict(kept.section.functions)
@@ -38,6 +39,10 @@ def test_results_bind_a_run_to_its_functions_and_a_copy_replaces_a_file_that_is_
         begin("3")
     file.unlink()
     assert begin() == second
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/r.py").write_text("def f(completion):\n    return 5\n")
+    monkeypatch.chdir(tmp_path / "work")
+    assert begin() == second  # not with a file that happens to have the name
     copy.write_text("def f(completion):\n    return 4\n")
     with pytest.raises(ConfigError, match=r"copy of r\.py was changed: its SHA-256 must begin"):
         begin()
