@@ -15,6 +15,7 @@ from pathlib import Path
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.files.private import make_private
 from rlax_plugin.base.files.run_files import RunFiles, holds_results
+from rlax_plugin.config.loading import merged
 
 FOLDERS = "configs"
 """Directory of the folders, below the working directory."""
@@ -62,7 +63,8 @@ class WrittenConfig:
                 reason = f"{path} was not written by train, or was edited: choose another name"
                 raise ConfigError("name", self._name, reason)
             if there != digest:
-                self._check_no_results(name)
+                if not _is_same_config(path, content):
+                    self._check_no_results(name)
                 make_private(self.folder)
                 path.write_bytes(content)
         except OSError as error:
@@ -114,6 +116,20 @@ class WrittenConfig:
 
     def _unwritable(self, error: OSError) -> ConfigError:
         return ConfigError("folder", str(self.folder), f"cannot be written: {error.strerror}")
+
+
+def _is_same_config(path: Path, content: bytes) -> bool:
+    """True if a config has the same keys as a new text of it, with data at the same place."""
+    if path.suffix != ".yml" or not path.exists():
+        return False
+    new = path.with_name(f"new-{path.name}")
+    try:
+        new.write_bytes(content)
+        return merged(path) == merged(new)
+    except ConfigError:
+        return False
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def free_name(folders: Path, output_directory: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import stat
@@ -129,9 +131,11 @@ def test_the_columns_of_the_data_may_be_named_in_config() -> None:
     assert others == [first, first]  # of which train knows nothing else
     run = rlax_plugin.train(data=rows, config=ways[-1], name="a")
     assert run.config is not None
-    source = resolve(run.config).section.prompt_source
+    found = resolve(run.config)
+    source = found.section.prompt_source
     assert source.name == "jsonl" and options.items() <= source.options.items()
-    assert source.options["path"] == "configs/a/data.jsonl"
+    path = Path("configs/a/data.jsonl").absolute()
+    assert source.options["path"] == str(path) and found.warnings == ()
     with pytest.raises(ConfigError, match=r"must name the column.*'my text', 'right'"):
         rlax_plugin.train(data=rows)
     rows = [{"question": "0+1"}, {"question": "1+1", "answer": 2}]
@@ -150,9 +154,28 @@ def test_options_of_the_data_are_kept_beside_those_of_a_config(tmp_path: Path) -
         model="bytes.yml", data=rows, config=config, rewards=["numeric"], name="a"
     )
     assert run.config is not None
-    options = resolve(run.config).section.prompt_source.options
+    found = resolve(run.config)
+    options = found.section.prompt_source.options
     assert (options["metadata"], options["chat"], options["question"]) == (["level"], False, "q")
-    assert options["path"] == "configs/a/data.jsonl"
+    path = Path("configs/a/data.jsonl").absolute()
+    assert options["path"] == str(path) and found.warnings == ()
+
+
+def test_run_of_a_config_that_names_the_same_data_in_another_way_continues() -> None:
+    Path("rows.jsonl").touch()
+    source = {"rlax.prompt_source": {"name": "jsonl", "path": "rows.jsonl"}}
+    run = rlax_plugin.train(model=TESTING, name="a", config=source)
+    assert run.config is not None and resolve(run.config).warnings == ()
+    text = run.config.read_text()
+    assert "path: ../../rows.jsonl" in text
+    # As it was written when paths were relative to the working directory.
+    run.config.write_text(text.replace("../../rows.jsonl", "rows.jsonl"))
+    digest = hashlib.sha256(run.config.read_bytes()).hexdigest()
+    Path("configs/a/written.json").write_text(json.dumps({"a.yml": digest}))
+    Path("runs/a/checkpoints/1").mkdir(parents=True)
+    rlax_plugin.train(model=TESTING, name="a", config=source)
+    assert run.config.read_text() == text
+    assert not Path("configs/a/new-a.yml").exists()
 
 
 def test_a_list_of_files_that_is_damaged_is_one_error() -> None:
