@@ -6,6 +6,7 @@ with the names of the files. After, for ids that it has changed.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.tokens.growth import growth_faults, growth_faults_of_model
 from rlax_plugin.base.tokens.library import LibraryError, library_errors
@@ -35,6 +37,19 @@ _INDEX = ".index.json"  # of weights, which may be links
 _PAPERS = re.compile("license|notice|readme|trainer_state", re.IGNORECASE)  # of no tokenizer
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # the name of a file in the cache of the hub
 _WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+_HASHED = (
+    "tokenizer*.json",
+    "vocab.*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "config.json",  # which names the tokenizer's class where no other file does
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.jinja",
+)
 _LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
 _COUNTS = ("extra_ids", "num_madeup_words")  # so many tokens the library makes by itself
 _MOST_TOKENS = 1 << 20
@@ -72,13 +87,26 @@ def read(directory: Path) -> Contents:
 
 
 def digest(directory: Path) -> str:
-    """Returns a hash of the names and bytes of all files that a tokenizer may be read from."""
+    """Returns a hash of the names and bytes of a tokenizer's files.
+
+    Raises:
+      RlaxError: one cannot be read, or is too large.
+    """
     whole = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for path in _paths(directory) if _is_read(path) and path.is_file()):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(directory)} {content}\n".encode(errors="replace"))
+    try:
+        for path in sorted(path for path in _paths(directory) if _is_hashed(path)):
+            content = hashlib.sha256(_bytes(path)).hexdigest()
+            whole.update(f"{path.relative_to(directory)} {content}\n".encode(errors="replace"))
+    except FilesError as error:
+        raise RlaxError(f"{directory}: {error}") from None
+    except OSError as error:
+        raise RlaxError(f"{directory} cannot be read: {one_line(str(error))}") from error
     return whole.hexdigest()
+
+
+def _is_hashed(path: Path) -> bool:
+    """True if it is a tokenizer's by its name, and not data or weights beside it."""
+    return any(fnmatch.fnmatchcase(path.name, one) for one in _HASHED) and path.is_file()
 
 
 def _paths(directory: Path) -> list[Path]:

@@ -12,7 +12,9 @@ import pytest
 from small_tokenizers import END, byte_level
 
 from rlax_plugin.api import ConfigError, Tokenizer
+from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.tokens.tokenizer import TokenizerError
+from rlax_plugin.base.tokens.tokenizer_files import digest
 
 KEY = "tokenizer_path"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -233,3 +235,19 @@ def test_a_panic_while_decoding_is_an_error(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(directory, KEY)
     with pytest.raises(TokenizerError, match="cannot decode 1 tokens: the library panics"):
         tokenizer.decode([57])
+
+
+def test_the_digest_is_of_a_tokenizers_files_alone(tmp_path: Path) -> None:
+    """Data beside it may be large; an unreadable file is one error with its name."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "added_tokens.json").write_text("{}")
+    before = digest(tmp_path)
+    with (tmp_path / "train.json").open("wb") as file:
+        file.truncate(1 << 40)  # a file with a hole, which would be hashed for an hour
+    assert digest(tmp_path) == before
+    (tmp_path / "added_tokens.json").write_text("{ }")
+    assert digest(tmp_path) != before
+    with (tmp_path / "vocab.txt").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(RlaxError, match=r"vocab\.txt has more than 256 MiB"):
+        digest(tmp_path)
