@@ -107,7 +107,9 @@ def _workers(found: ControllerStatus, seen: Seen) -> Table:
 
 def _row(one: WorkerStatus, seen: Seen) -> tuple[str, ...]:
     if seen.ended and one.name not in seen.living:
-        return (one.name, "gone, with the trainer", *[_UNKNOWN] * 4)
+        # A worker of another machine may live.
+        state = "gone" if one.name in seen.marked else "not seen from here"
+        return (one.name, state, *[_UNKNOWN] * 4)
     state = "frozen" if one.name in seen.frozen else one.state
     return (
         one.name,

@@ -47,6 +47,7 @@ class Seen:
       ahead_s: seconds by which the clock of the writer is ahead of this process's.
       frozen: names of workers on this machine that are stopped by a signal or a debugger.
       living: names of workers on this machine whose processes live.
+      marked: names of workers that have left a mark on this machine, also of ones that are gone.
       stands: True if the trainer's process lives, but is frozen, or does not answer.
     """
 
@@ -56,6 +57,7 @@ class Seen:
     ahead_s: float = 0.0
     frozen: frozenset[str] = frozenset()
     living: frozenset[str] = frozenset()
+    marked: frozenset[str] = frozenset()
     stands: bool = False
 
     @property
@@ -85,6 +87,7 @@ def seen_here(state_dir: Path, files: RunFiles | None = None, *, readable: bool 
         _of_trainer(state_dir, files, found, readable=readable),
         frozen=frozenset(mark.name for mark in workers if _is_stopped(mark)),
         living=frozenset(mark.name for mark in workers if lives(mark)),
+        marked=frozenset(mark.name for mark in workers if is_of_here(mark)),
     )
 
 

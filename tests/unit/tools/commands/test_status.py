@@ -130,12 +130,15 @@ def test_lost_and_frozen_workers_are_listed() -> None:
 
 
 def test_the_workers_of_a_killed_run_are_gone_unless_their_processes_live() -> None:
-    ended = Seen(status(), "killed", "killed", living=frozenset({"b"}))
+    ended = Seen(status(), "killed", "killed", living=frozenset({"b"}), marked=frozenset({"b"}))
     console = Console(file=io.StringIO(), width=120)
     console.print(rendered(ended))
     *_, a, b = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert " ".join(a.split()) == "a gone, with the trainer - - - -"
+    assert " ".join(a.split()) == "a not seen from here - - - -"
     assert b.startswith("b       generates, without a trainer")
+    console.print(rendered(replace(ended, marked=frozenset({"a", "b"}))))
+    *_, a, _ = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert " ".join(a.split()) == "a gone - - - -"
 
 
 def test_lines_have_the_numbers() -> None:
