@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles, holds_results
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.types import Prompt
@@ -46,11 +46,14 @@ def recorded_digests(files: RunFiles) -> dict[str, str]:
       RlaxError: the record is damaged.
     """
     known = files.get_json(_RECORD) or {}
-    return {
-        name.removeprefix(_EVALUATION): str(found["digest"])
-        for name, found in known.items()
-        if name.startswith(_EVALUATION)
-    }
+    try:
+        return {
+            name.removeprefix(_EVALUATION): str(found["digest"])
+            for name, found in known.items()
+            if name.startswith(_EVALUATION)
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise RlaxError(f"{_RECORD} is damaged: {error!r}") from error
 
 
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:

@@ -91,7 +91,7 @@ class Answered:
     """The problems of one set, and how often the weights after training solved each of them.
 
     Attributes:
-      problems: hash of the problems; only sets with an equal one are compared.
+      problems: hash of the prompts and their tokens; only sets with an equal one are compared.
       shares: for each problem the share of its samples that passed.
     """
 
@@ -101,7 +101,7 @@ class Answered:
     def change_to(self, other: Answered) -> str:
         """Returns the difference of pass@1 with its 95 % interval, paired by problem."""
         if self.problems != other.problems or len(self.shares) != len(other.shares):
-            return "other problems"
+            return "other prompts or another tokenizer"
         difference_b = np.subtract(other.shares, self.shares)
         low, high = bootstrap_interval(difference_b, resamples=_RESAMPLES, seed=0)
         mean = 100 * float(difference_b.mean())

@@ -82,8 +82,12 @@ def _wall_time(run: RunData) -> Figure | None:
     if not run.summary.get("trainer_restarts"):
         return Figure("wall time", duration(wall_s), "start-up included")
     # What earlier processes took outside of their steps is not recorded.
-    training_s = math.fsum(s for s in run.metrics.get("time/step_s", []) if not math.isnan(s))
-    return Figure("wall time", duration(training_s), "of all steps, without starts of the trainer")
+    return Figure("wall time", time_of_steps(run), "of all steps, without starts of the trainer")
+
+
+def time_of_steps(run: RunData) -> str:
+    """Returns the time of all steps, which a restart does not change."""
+    return duration(math.fsum(s for s in run.metrics.get("time/step_s", []) if not math.isnan(s)))
 
 
 def _workers(run: RunData) -> Figure | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.config.identity import leaves
 from rlax_plugin.tools.commands.report.evaluations import Measured
-from rlax_plugin.tools.commands.report.figures import figures, state
+from rlax_plugin.tools.commands.report.figures import figures, state, time_of_steps
 from rlax_plugin.tools.commands.report.run import RunData
 
 _MISSING = "\N{EN DASH}"
@@ -67,7 +67,13 @@ def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """
     columns: list[dict[str, str]] = []
     for run in runs:
-        column = {"state": state(run)} | {f.name: f.value for f in figures(run)}
+        column = {"state": state(run)}
+        for figure in figures(run):
+            # The wall time of a restarted run is another quantity.
+            if figure.name == "wall time":
+                column["time of all steps"] = time_of_steps(run)
+            else:
+                column[figure.name] = figure.value
         column |= {f"{c.label} on {c.held_out}": f"{c.before} → {c.after}" for c in changes(run)}
         columns.append(column)
     for run, column in zip(runs[1:], columns[1:], strict=True):

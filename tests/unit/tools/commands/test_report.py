@@ -245,7 +245,7 @@ def test_configs_and_figures_side_by_side():
     rows = dict(tables.side_by_side([one, two]))
     assert rows["state"] == ["not ended", "complete"]
     assert rows["reward"] == ["0.375 → 0.375", missing]
-    assert rows["wall time"] == [missing, "10 min 6 s"]
+    assert "wall time" not in rows and rows["time of all steps"][0] == missing
     assert rows["groups issued"] == [missing, "12"]
 
 
@@ -254,6 +254,9 @@ def test_the_time_of_a_restarted_run_is_that_of_all_its_steps():
     run.summary = {"wall_s": 45.0, "trainer_restarts": 1}
     shown = {figure.name: figure.value for figure in figures.figures(run)}
     assert shown["wall time"] == "1 min 30 s"
+    whole = replace(run, summary={"wall_s": 400.0})
+    rows = dict(tables.side_by_side([run, whole]))
+    assert rows["time of all steps"] == ["1 min 30 s"] * 2 and "wall time" not in rows
 
 
 def test_runs_over_the_same_problems_are_compared_problem_by_problem(files, tmp_path):
@@ -273,9 +276,20 @@ def test_runs_over_the_same_problems_are_compared_problem_by_problem(files, tmp_
         run.put_json("prompts/prompts.json", {"evaluation set test": {"digest": digest}})
     rows = dict(tables.side_by_side([read_run(run) for run in (files, other, elsewhere)]))
     first, paired, apart = rows["pass@1 on test, change from mine"]
-    assert (first, apart) == ("\N{EN DASH}", "other problems")
+    assert (first, apart) == ("\N{EN DASH}", "other prompts or another tokenizer")
     change, low, high = re.fullmatch(r"(\S+) points \[(\S+), (\S+)\]", paired).groups()
     assert change == "+12.5" and 8 < float(low) < 12.5 < float(high) < 17
+
+
+def test_a_damaged_record_of_an_evaluation_is_named_once(files):
+    measures = {"pass_at_1": Estimate(0.5, 4, 2, (0.3, 0.7))}
+    record(files, "after", Evaluated(3, {"test": measures}, {}, {"test": (2, 2)}))
+    files.put_json("prompts/prompts.json", {"evaluation set test": {}})
+    damaged = [line for line in read_run(files).missing if "damaged" in line]
+    assert damaged == ["prompts/prompts.json is damaged: KeyError('digest')"]
+    files.put("evaluation/after.json", b'{"version": 3}')
+    damaged = [line for line in read_run(files).missing if "damaged" in line]
+    assert len(damaged) == 1 and damaged[0].startswith("evaluation/after.json is damaged")
 
 
 def test_a_run_that_is_not_there_is_one_clear_error(files, tmp_path):
