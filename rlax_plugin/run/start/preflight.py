@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, TrainingError
 from rlax_plugin.base.files.places import check_readable, check_writable
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.text.amounts import in_bytes
@@ -73,14 +73,23 @@ def check_start(
 
 def _warnings_of_values(section: RlaxSection, slots: ObjectiveSlots) -> list[tuple[str, str]]:
     """Warns of advantages that a critic is meant for, where no signal can be one."""
-    if section.signals or not advantages.reads_values(slots.advantages):
+    try:
+        if section.signals or not advantages.reads_values(
+            slots.advantages, section.rollouts.group_size
+        ):
+            return []
+    except (ConfigError, TrainingError):  # such samples are not what the advantage is made for
         return []
     name = slots.algorithm.advantage.name if slots.algorithm.advantage else ""
+    key, advantage = "rlax.objective.advantage", f"is {name}, which"
+    if section.objective.advantage is None:
+        key = "rlax.objective.preset"
+        advantage = f"is {section.objective.preset}, whose advantage {name}"
     text = (
-        f"is {section.objective.preset}, whose advantage {name} reads the values of a critic, and "
-        "there is none, so every value is 0: set rlax.signals: [{name: critic}] (docs/critic.md)"
+        f"{advantage} reads the values of a critic, and there is none, so every value is 0: "
+        "set rlax.signals: [{name: critic}] (docs/critic.md)"
     )
-    return [("rlax.objective.preset", text)]
+    return [(key, text)]
 
 
 def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:

@@ -297,15 +297,16 @@ def compares_groups(slot: AdvantageSlot) -> bool:
     return bool(together.any() and not alone.any())
 
 
-def reads_values(slot: AdvantageSlot) -> bool:
-    """True if a critic's values change the advantages.
+def reads_values(slot: AdvantageSlot, group_size: int = 2) -> bool:
+    """True if a critic's values change the advantages of two groups of this size.
 
     Raises:
       ConfigError, TrainingError: see ``of_groups``.
     """
-    rewards_n = np.array([1.0, 0.0, 1.0, 0.5])
-    outcomes = Outcomes(rewards_n, np.array([2, 2, 1, 2]), np.array([0, 0, 1, 1]))
-    first_nt = np.linspace(0.0, 1.0, 8).reshape(4, 2)
+    samples = 2 * group_size
+    rewards_n, lengths_n = np.resize([1.0, 0.0, 0.5], samples), np.resize([2, 2, 1], samples)
+    outcomes = Outcomes(rewards_n, lengths_n, np.repeat([0, 1], group_size))
+    first_nt = np.linspace(0.0, 1.0, 2 * samples).reshape(samples, 2)
     first, second = (
         _computed(slot, replace(outcomes, values_nt=values_nt))
         for values_nt in (first_nt, first_nt**2)

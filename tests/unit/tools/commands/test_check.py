@@ -90,6 +90,11 @@ def test_the_demo_in_words() -> None:
         ("learning_rate=1e9", "learning_rate", "is 1e+09, with which the first update destroys"),
         ("use_sft=true", "use_sft", "has no effect: it is of MaxText's supervised training"),
         ("rlax.objective.preset=ppo", "rlax.objective.preset", "advantage gae reads the values"),
+        (
+            "rlax.objective.advantage={name: gae}",
+            "rlax.objective.advantage",
+            "is gae, which reads the values",
+        ),
         ("run_name=", "run_name", "is not set"),
         ("rlax.rewards=[{name: exact_answer}, {name: exact_answer}]", THRESHOLD, "its 2 rewards"),
         (f"rlax.evaluation.sets={{hard: {{rewards: {THREE}}}}}", THRESHOLD, "its 3 rewards"),
