@@ -269,8 +269,15 @@ def model_keys(name: str) -> dict[str, Any]:
 
 
 def repeated_keys(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns a warning for each key that several ``key=value`` arguments set: (key, sentence)."""
-    times = Counter(override.partition("=")[0] for override in overrides)
+    """Returns a warning for each key that several ``key=value`` arguments set: (key, sentence).
+
+    Mappings are left out: they are merged, so that all of them may count.
+    """
+    times = Counter(
+        key
+        for key, _, value in (override.partition("=") for override in overrides)
+        if not isinstance(parse(value, key, given=value), Mapping)
+    )
     return [
         (key, f"is given {count} times on the command line: the last one counts")
         for key, count in times.items()
