@@ -15,6 +15,7 @@ from rlax_maxtext.options import (
     TrainerOptions,
     WarmStart,
     check_directory,
+    warnings_of_rate,
 )
 from rlax_plugin.api import (
     BuildContext,
@@ -64,6 +65,12 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         memory=_memory(config, context, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
+            # Of what the files say themselves, check_start has warned.
+            *(
+                ()
+                if "learning_rate" in given
+                else warnings_of_rate(config.learning_rate, config.opt_type.value)
+            ),
             *_warnings_of_devices(config.hardware),
             *_warnings_of_memory(config, needed),
             *ignored,

@@ -122,14 +122,18 @@ _NOT_OF_RL = (
 )
 
 
-def _warnings(maxtext: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rate = maxtext.get("learning_rate")
-    if isinstance(rate, int | float) and rate > HUGE_LEARNING_RATE:
+def warnings_of_rate(rate: Any, optimizer: str) -> Iterator[tuple[str, str]]:
+    """Warns of a learning rate with which an optimizer that normalizes updates learns nothing."""
+    if isinstance(rate, int | float) and rate > HUGE_LEARNING_RATE and optimizer != "sgd":
         yield (
             "learning_rate",
             f"is {rate:g}, with which the first update destroys the model; common are 1e-3 for a "
             "small model from random weights and 1e-6 for a pretrained one",
         )
+
+
+def _warnings(maxtext: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from warnings_of_rate(maxtext.get("learning_rate"), str(maxtext.get("opt_type")))
     for key in _NOT_OF_RL:
         if maxtext.get(key):
             yield (

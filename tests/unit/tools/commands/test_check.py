@@ -105,8 +105,13 @@ def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: st
     assert list(found) == [key] and text in found[key]
 
 
+def test_a_learning_rate_of_sgd_may_be_large() -> None:
+    assert doubted("--fast", DEMO, "learning_rate=1", "opt_type=sgd") == {}
+
+
 def test_a_key_that_is_given_twice_is_told() -> None:
-    found = doubted("--fast", DEMO, "steps=64", "rlax.seed=1", "steps=128")
+    merged = ("rlax.deadlines={startup_s: 500}", "rlax.deadlines={reward_s: 20}")
+    found = doubted("--fast", DEMO, "steps=64", "rlax.seed=1", *merged, "steps=128")
     assert found == {"steps": "is given 2 times on the command line: the last one counts"}
 
 
