@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from equivalent_runs import entropy_too
+from equivalent_runs import FIGURES, SGD, entropy_too
 from flax import nnx
 from tiny_loop import ARRAYS, LENGTH, ROWS, batch, configure, train
 
 from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.trainer.loss import make_loss_fn
 from maxtext_overrides.trainer.model_outputs import BatchScores
-from maxtext_overrides.trainer.train_loop import Events, run_train_loop
+from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.variables import published
 from rlax_plugin.base.errors import TrainingError
@@ -46,14 +46,19 @@ def packed():
 
 
 def reports_all(outputs, data):
-    """A loss of log-probs, entropy and features, whose metrics are the outputs themselves."""
+    """A loss of log-probs, entropy and features, whose metrics are the outputs themselves.
+
+    Log-probs are also shown as they come: those of targets that do not train tell which positions
+    have logits.
+    """
     loss_sum, weight, _ = entropy_too(outputs, data)
     trained_bt = data["rl_mask"] > 0
     features_bt = (outputs.further["features"] ** 2).mean(-1)
     loss_sum += 0.1 * jnp.where(trained_bt, features_bt, 0.0).sum()
     shown = {"logprobs": outputs.logprobs_bt, "entropy": outputs.entropy_bt}
     shown = {name: jnp.where(trained_bt, array, 0.0) for name, array in shown.items()}
-    return loss_sum, weight, shown | {"features": outputs.further["features"]}
+    further = {"features": outputs.further["features"], "every logprob": outputs.logprobs_bt}
+    return loss_sum, weight, shown | further
 
 
 def seen_by(tmp_path, look, *argv):
@@ -105,10 +110,40 @@ def test_outputs_and_gradients_are_those_of_all_positions(tmp_path, argv, data):
 
     seen_by(tmp_path, look, *argv)
     kept, whole = found
+    untrained_bt = data["rl_mask"] == 0
+    assert np.all(kept.pop("every logprob")[untrained_bt] == 0)
+    assert np.all(whole.pop("every logprob")[untrained_bt] < 0)
     for name, expected in whole.items():
         np.testing.assert_allclose(kept[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
         assert np.abs(expected).max() > 1e-4, name
     assert kept["logprobs"].std() > 0.1
+
+
+def test_a_run_trains_as_one_whose_bound_is_the_whole_row(tmp_path):
+    def one_step(name, *argv):
+        figures = {}
+
+        def shows(outputs, data):
+            loss_sum, weight, metrics = entropy_too(outputs, data)
+            shown = jnp.where(data["rl_mask"] > 0, 0.0, outputs.logprobs_bt)
+            return loss_sum, weight, metrics | {"untrained": (shown != 0).sum()}
+
+        def on_step_end(loop, metrics):
+            figures.update({key: metrics[key] for key in (*FIGURES, "untrained")})
+            figures.update(fresh_weights(loop))
+
+        config = configure(tmp_path / name, VOCAB, *SGD, *argv, steps=1)
+        events = Events(batches=batch, on_step_end=on_step_end)
+        run_train_loop(config, events, arrays=ARRAYS, objective=shows)
+        return jax.device_get(figures)
+
+    kept = one_step("kept")
+    whole = one_step("whole", f"rlax.rollouts.max_new_tokens={LENGTH}")
+    assert kept.pop("untrained") == 0
+    assert whole.pop("untrained") == (batch(1)["rl_mask"] == 0).sum()
+    assert set(kept) == set(whole)
+    for name, expected in whole.items():
+        np.testing.assert_allclose(kept[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_a_run_rejects_rows_that_train_more(tmp_path):
