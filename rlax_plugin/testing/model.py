@@ -25,6 +25,8 @@ _FILE = "weights.npz"
 class BigramView(ModelView):
     """All outputs of the bigram policy; its features are the previous token's row of the table.
 
+    Log-probs and entropy are NaN where ``ModelView`` does not define them.
+
     Args:
       weights: the first weights.
       version: version of these weights.
@@ -80,9 +82,9 @@ class BigramView(ModelView):
             name: array.reshape(self.outputs[name].shape(*shape)).astype(_FLOAT32)
             for name, array in found.items()
         }
-        if "rl_group" in batch:  # elsewhere another trainer may compute none
+        if "rl_group" in batch:  # others are not defined: whoever reads them is to notice
             for name in ("logprobs", "entropy"):
-                outputs[name] = np.where(batch["rl_group"] > 0, outputs[name], _FLOAT32.type(0))
+                outputs[name] = np.where(batch["rl_group"] > 0, outputs[name], _FLOAT32.type("nan"))
         return outputs
 
     def keep(self, *, offload: bool = False) -> dict[str, np.ndarray]:

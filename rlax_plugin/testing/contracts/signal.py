@@ -35,7 +35,8 @@ def check_signal(trial: Trial, part: Inspection) -> None:
         "completes every batch with the arrays that it declares, and leaves the batch as it is",
         "derive from rlax_plugin.api.BatchSignal, set arrays to {name: ArraySpec(dtype)}, with "
         "names of its own or rl_token_rewards and rl_values; return {name: array} with the shape "
-        "[rows, length, *trailing] and the dtype of its spec, and work on copies",
+        "[rows, length, *trailing] and the dtype of its spec, work on copies, and read log-probs "
+        "and entropy only where rl_group is above 0: elsewhere they are not defined",
     ):
         chain = _chain(files, signal)
         chain.start(_model(0), 0)
@@ -84,15 +85,18 @@ def _batch(step: int) -> dict[str, np.ndarray]:
 def _check_terms(
     signal: BatchSignal, completed: Mapping[str, np.ndarray], part: Inspection
 ) -> None:
-    """Checks terms with log-probs, entropies and features that differ only on padding."""
+    """Checks terms with log-probs, entropies and features that differ only on padding.
+
+    First log-probs and entropies are 0 there, as MaxText's trainer gives them to the loss.
+    """
     import jax
     import jax.numpy as jnp
 
     told = _model(STEPS - 1).forward(completed, "logprobs", "entropy", "features")
     data = {name: completed[name] for name in (*ARRAYS, *signal.arrays)}
     outputs = TokenOutputs(
-        jnp.asarray(told["logprobs"]),
-        jnp.asarray(told["entropy"]),
+        jnp.nan_to_num(told["logprobs"]),
+        jnp.nan_to_num(told["entropy"]),
         {"features": jnp.asarray(told["features"])},
     )
     trained_bt = completed["rl_mask"] > 0

@@ -416,6 +416,16 @@ BROKEN: dict[str, Broken] = {
         "output array is read-only",
         "work on copies",
     ),
+    "signal_that_reads_padding": source_of(
+        "signal",
+        _SIGNAL
+        % {
+            "returns": "zeros + model.forward(batch, 'logprobs')['logprobs'].mean()",
+            "spoils": "pass",
+        },
+        "rl_values of signal 'tried' is NaN or infinite at",
+        "only where rl_group is above 0",
+    ),
     "observer_that_answers": Broken(
         _HEAD + "\n\n@hookimpl\ndef rlax_on_step_end(step, metrics):\n    return metrics\n",
         ("rlax_on_step_end", "it returned {", "return nothing"),
