@@ -78,9 +78,10 @@ class BatchScores:
         self._compiled: dict[tuple[str, ...], Callable[..., dict[str, jax.Array]]] = {}
 
     def read(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the arrays of a batch that are read.
+        """Returns the arrays of a batch that ``parts`` reads.
 
-        If they have ``rl_group``, logits are computed where it is above 0.
+        They include ``rl_group`` if the batch has it and no row has more sampled tokens than kept
+        positions: logits are then computed at kept positions only, and otherwise at all.
         """
         found = {name: arrays[name] for name in self._arrays}
         if SAMPLED in arrays and fits(arrays[SAMPLED], self._positions):
@@ -97,28 +98,27 @@ class BatchScores:
         """Runs the model over the rows of a batch, in order.
 
         Args:
-          arrays: the whole batch; with several hosts those rows of one micro-batch that this host
-            holds, see ``HostRows.share``.
+          arrays: of ``read``, for the whole batch; with several hosts for those rows of one
+            micro-batch that this host holds, see ``HostRows.share``.
           names: ``logprobs``, ``entropy``, or one of ``loss.OUTPUTS``.
 
         Yields:
           Rows, and name -> array [rows, length, ...] on the devices; with several hosts on one
           device of this host.
         """
-        data = self.read(arrays)
         if names not in self._compiled:
             self._compiled[names] = self._made(loop, names)
         if jax.process_count() > 1:
             with loop.shardings():
-                part = rows_of(loop).placed(data, self.rows)
+                part = rows_of(loop).placed(arrays, self.rows)
                 found = self._compiled[names](loop.model_state, weights, part)
             yield slice(0, self.rows), {name: local_copy(array) for name, array in found.items()}
             return
         sharding = input_sharding(loop.config, loop.mesh)
-        for start in range(0, len(data["inputs"]), self.rows):
+        for start in range(0, len(arrays["inputs"]), self.rows):
             rows = slice(start, start + self.rows)
             with loop.shardings():  # not around a yield: what happens there is the caller's
-                part = jax.device_put({name: a[rows] for name, a in data.items()}, sharding)
+                part = jax.device_put({name: a[rows] for name, a in arrays.items()}, sharding)
                 found = self._compiled[names](loop.model_state, weights, part)
             yield rows, found
 
@@ -126,8 +126,8 @@ class BatchScores:
         self, loop: Loop, weights: Weights, arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
         """float32 [rows, length]: log-probs of ``targets``, as ``ModelView.outputs`` says."""
-        parts = [found["logprobs"] for _, found in self.parts(loop, weights, arrays, ("logprobs",))]
-        return np.concatenate(jax.device_get(parts))
+        found = self.parts(loop, weights, self.read(arrays), ("logprobs",))
+        return np.concatenate(jax.device_get([outputs["logprobs"] for _, outputs in found]))
 
     def _made(self, loop: Loop, names: tuple[str, ...]) -> Callable[..., dict[str, jax.Array]]:
         graph = loop.graph
