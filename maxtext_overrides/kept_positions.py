@@ -37,9 +37,10 @@ def logits_per_row(config: Any) -> int | None:
     """
     length, most = int(config.max_target_length), config.rlax.row_sampled_tokens
     left_out = (length - most) * int(config.vocab_size) / length
-    # With explicit shardings each gather would have to name its own.
+    # With explicit shardings each gather would have to name its own. A model of ``maxtext.m3`` has
+    # a decoder of its own, whose output head ``trainer.output_head`` does not replace.
     explicit = getattr(config.shard_mode, "value", config.shard_mode) == "explicit"
-    return None if explicit or left_out < LEAST_SAVED else most
+    return None if explicit or config.use_m3_model or left_out < LEAST_SAVED else most
 
 
 def fits(wanted_bt: np.ndarray, count: int | None) -> bool:

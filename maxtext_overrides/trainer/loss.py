@@ -82,7 +82,7 @@ def make_outputs_fn(
         model = nnx.merge(*nnx.split(model), copy=True)
         nnx.pop(model, nnx.Intermediate)
         divisor = temperature_of(data, temperature)
-        kept = _kept(model, data, SAMPLED, positions)
+        kept = _kept(data, SAMPLED, positions)
         with _shown_hidden(config, further, kept) as hidden:
             logits = model(
                 decoder_input_tokens=data["inputs"],
@@ -104,7 +104,7 @@ def make_outputs_fn(
 
 
 def _kept(
-    model: Any, data: Mapping[str, jax.Array], wanted: str, positions: int | None
+    data: Mapping[str, jax.Array], wanted: str, positions: int | None
 ) -> KeptPositions | None:
     """Returns the positions at which an array of a batch is above 0; None: all are kept.
 
@@ -112,7 +112,7 @@ def _kept(
       wanted: name of the array; without it all positions are kept.
       positions: see ``make_outputs_fn``.
     """
-    if positions is None or wanted not in data or not output_head.is_maxtexts_own(model):
+    if positions is None or wanted not in data:
         return None
     return KeptPositions.of(data[wanted] > 0, positions)
 
@@ -222,7 +222,7 @@ def make_loss_fn(
     ) -> tuple[Any, dict[str, Any]]:
         data = dict(data)  # the stock function cuts its arrays in place
         divisor = temperature_of(data, temperature)
-        kept = _kept(model, data, "rl_mask", positions)
+        kept = _kept(data, "rl_mask", positions)
         outputs: list[TokenOutputs] = []
 
         def keep_outputs(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:

@@ -65,13 +65,6 @@ def hidden_states(
         NNXDecoder.apply_output_head = stock
 
 
-def is_maxtexts_own(model: Any) -> bool:
-    """True if a model has MaxText's decoder, whose output head this module knows."""
-    from maxtext.layers.nnx_decoders import NNXDecoder
-
-    return isinstance(model.decoder, NNXDecoder)
-
-
 def features(model: Any, hidden_bte: jax.Array) -> jax.Array:
     """Returns the factors of the output head's weights: [rows, length, features].
 
@@ -101,7 +94,7 @@ def head_outputs(
 
     config, mesh, decoder = model.config, model.mesh, model.decoder
     tiles, rules = config.num_vocab_tiling, config.logical_axis_rules
-    if not is_maxtexts_own(model):
+    if not isinstance(decoder, NNXDecoder):
         raise ConfigError("num_vocab_tiling", tiles, f"must be 1 with a {type(decoder).__name__}")
     tied = config.logits_via_embedding
     graph, state = nnx.split(model.token_embedder if tied else decoder.logits_dense)

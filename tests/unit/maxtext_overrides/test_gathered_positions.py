@@ -125,14 +125,19 @@ def test_entropy_that_is_only_reported_costs_no_backward_pass():
     assert flops(lambda entropy_bt: entropy_bt) > 1.05 * unused
 
 
-def config(vocab_size=49152, shard_mode="auto", length=None, **section):
+def config(vocab_size=49152, shard_mode="auto", length=None, use_m3_model=False, **section):
     given = {"max_prompt_tokens": 100, "max_new_tokens": 50} | section.pop("rollouts", {})
     rlax = RlaxSection(
         prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=given, **section
     )
     length = length or rlax.row_tokens
-    keys = {"max_target_length": length, "vocab_size": vocab_size, "shard_mode": shard_mode}
-    return SimpleNamespace(rlax=rlax, **keys)
+    return SimpleNamespace(
+        rlax=rlax,
+        max_target_length=length,
+        vocab_size=vocab_size,
+        shard_mode=shard_mode,
+        use_m3_model=use_m3_model,
+    )
 
 
 def test_a_row_needs_as_many_logits_as_it_can_have_sampled_tokens():
@@ -148,8 +153,9 @@ def test_a_row_needs_as_many_logits_as_it_can_have_sampled_tokens():
     assert logits_per_row(config(rollouts={"group_size": 4}, **shared)) == 200  # of 300
 
 
-def test_where_it_does_not_pay_all_positions_have_logits():
+def test_where_heads_cannot_be_replaced_or_it_does_not_pay_all_positions_have_logits():
     assert logits_per_row(config(shard_mode="explicit")) is None
+    assert logits_per_row(config(use_m3_model=True)) is None
     most = 1.5 * LEAST_SAVED  # of 150 positions 100 are left out
     assert logits_per_row(config(vocab_size=int(most))) == 50
     assert logits_per_row(config(vocab_size=int(most) - 1)) is None
