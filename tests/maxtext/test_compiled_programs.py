@@ -66,6 +66,16 @@ def test_the_train_step(on_this_machine) -> None:
     assert program.flops == pytest.approx(3 * 2 * ROWS * LENGTH * (MATRICES + VOCAB * WIDTH))
 
 
+@pytest.mark.slow
+def test_the_output_layer_of_a_train_step_meets_the_kept_positions_only(on_this_machine) -> None:
+    program = train_step("vocab_size=512", "scan_layers=true", "remat_policy=full")
+    assert not program.rejected, program.rejected
+    kept = 8  # of 16 positions of a row: max_new_tokens
+    assert program.flops == pytest.approx(
+        3 * 2 * ROWS * (LENGTH * MATRICES + kept * 512 * WIDTH), rel=1e-9
+    )
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_operations_of_a_token_do_not_depend_on_accumulation(steps: int) -> None:
     accumulated = f"gradient_accumulation_steps={steps}"
