@@ -44,6 +44,7 @@ class TrainingMemory:
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
         config counts: one if it was loaded with ``load_to_check``.
+      logits_positions: number of positions of a row that they are of.
       layer_inputs: bytes of the inputs of all layers for one micro-batch, on as many devices; every
         rematerialisation keeps at least these for the backward pass.
       laid_out: bytes of the copy of the weights in the dtype and order of arithmetic, which XLA
@@ -60,6 +61,7 @@ class TrainingMemory:
     gradients: int
     optimizer: int
     logits: int
+    logits_positions: int
     layer_inputs: int
     laid_out: int
     gathered: int
@@ -84,13 +86,15 @@ def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
     parameters, weights = nnx.filter_state(state, nnx.Param), published(state)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
+    positions = _logits_positions(config)
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
         weights=_bytes(weights),
         version=_bytes(version_like(weights, config, rounds)),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
-        logits=_logits(config, graph, state),
+        logits=_logits(config, graph, state, positions),
+        logits_positions=positions,
         layer_inputs=_layer_inputs(config),
         laid_out=sum(_laid_out(config, weights).values()) if config.scan_layers else 0,
         gathered=_gathered(config, weights),
@@ -263,8 +267,19 @@ def without_output_layer(model: Any) -> Any:
     return model
 
 
-def _logits(config: Config, graph: Any, state: nnx.State) -> int:
-    """Returns the bytes of the logits of one micro-batch, or of one tile with vocabulary tiling."""
+def _logits_positions(config: Config) -> int:
+    """Returns the number of positions of a row whose logits a train step holds at once."""
+    length = int(config.max_target_length)
+    # Heads of multi-token prediction have logits for all positions, one head after the other.
+    return length if config.mtp_num_layers else logits_per_row(config) or length
+
+
+def _logits(config: Config, graph: Any, state: nnx.State, positions: int) -> int:
+    """Returns the bytes of the logits of one micro-batch, or of one tile with vocabulary tiling.
+
+    Args:
+      positions: number of positions of a row that have logits.
+    """
     shape = (int(config.micro_batch_size_to_train_on), int(config.max_target_length))
     tokens_bt = jax.ShapeDtypeStruct(shape, jnp.int32)
 
@@ -279,7 +294,6 @@ def _logits(config: Config, graph: Any, state: nnx.State) -> int:
 
     with jax.set_mesh(_mesh(config)), logical_axis_rules(config.logical_axis_rules):
         found = jax.eval_shape(logits, state, tokens_bt)
-    positions = logits_per_row(config) or shape[1]
     if config.num_vocab_tiling == 1:
         return _bytes(found) * positions // shape[1]
     # A tiled model returns none; one tile of float32 logits exists at a time.

@@ -201,12 +201,9 @@ def _memory(
     devices: int,
 ) -> dict[str, int]:
     slots = resolve(context.section, context.part)
-    rows = int(config.per_device_batch_size * devices)
-    logits, inputs = (
-        size * rows // config.micro_batch_size_to_train_on
-        for size in (needed.logits, needed.layer_inputs)
-    )
-    tokens = f"{rows:,} x {config.max_target_length:,} tokens"
+    rows, held = int(config.per_device_batch_size * devices), config.micro_batch_size_to_train_on
+    logits, inputs = needed.logits * rows // held, needed.layer_inputs * rows // held
+    tokens = f"{rows:,} x {needed.logits_positions:,} tokens"
     tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
     found = {
         "parameters": needed.weights,

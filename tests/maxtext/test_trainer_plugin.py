@@ -329,6 +329,27 @@ def test_check_adds_up_what_training_needs():
     assert "rlax.trainer.allow_untested" in dict(checked.warnings)
 
 
+def logits_of(context):
+    """The lines about logits of what ``rlax check`` adds up."""
+    memory = OFFER.check(options_of(context), context).memory
+    return {what: size for what, size in memory.items() if what.startswith("logits")}
+
+
+@pytest.mark.parametrize(
+    ("argv", "what", "positions", "words"),
+    [
+        # Of 16 positions of a row at most 8 (max_new_tokens) have sampled targets.
+        ((), "8 x 8 tokens and their gradient", 8 * 8, 512),
+        (("num_vocab_tiling=4",), "8 x 8 tokens and their gradient, a tile of 4", 8 * 8, 128),
+        (("mtp_num_layers=1",), "8 x 16 tokens and their gradient", 8 * 16, 512),
+    ],
+    ids=["one pass", "tiled", "multi-token prediction"],
+)
+def test_check_counts_the_logits_that_a_step_computes(argv, what, positions, words):
+    context = context_of((TINY, "vocab_size=512", *argv))
+    assert logits_of(context) == {f"logits of {what}": 2 * 4 * positions * words}
+
+
 def test_check_warns_of_versions_that_are_rounded_more_than_the_computation():
     for dtype, warned in (("bfloat16", False), ("float32", True)):
         context = context_of((TINY, "rlax.weights.dtype=bfloat16", f"dtype={dtype}"))
