@@ -62,7 +62,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     check_vocabulary(config, context)
     return CheckResult(
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
-        memory=_memory(config, context, needed, devices),
+        memory=_memory(config, context, warm, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
             # Of what the files say themselves, check_start has warned.
@@ -197,19 +197,27 @@ def _says_of_start(warm: WarmStart) -> dict[str, str]:
 def _memory(
     config: Config,
     context: BuildContext,
+    warm: WarmStart,
     needed: TrainingMemory,
     devices: int,
 ) -> dict[str, int]:
     slots = resolve(context.section, context.part)
     rows, held = int(config.per_device_batch_size * devices), config.micro_batch_size_to_train_on
     logits, inputs = needed.logits * rows // held, needed.layer_inputs * rows // held
-    tokens = f"{rows:,} x {needed.logits_positions:,} tokens"
+    tokens, phase = f"{rows:,} x {needed.logits_positions:,} tokens", ""
+    # The loss of the warm start is MaxText's own, which needs logits for all positions.
+    if warm.enabled and not warm.directory:
+        of_all = needed.logits * config.max_target_length // needed.logits_positions
+        warm_logits = of_all * warm.batch_rows // held
+        if warm_logits > logits:
+            logits, phase = warm_logits, " in the warm start"
+            tokens = f"{warm.batch_rows:,} x {config.max_target_length:,} tokens"
     tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
     found = {
         "parameters": needed.weights,
         f"optimizer state ({config.opt_type.value})": needed.optimizer,
         "gradients": needed.gradients,
-        f"logits of {tokens} and their gradient{tiled}": 2 * logits,
+        f"logits of {tokens} and their gradient{phase}{tiled}": 2 * logits,
         f"inputs of {config.num_decoder_layers} layers, for the backward pass": inputs,
     }
     if needed.laid_out:

@@ -350,6 +350,30 @@ def test_check_counts_the_logits_that_a_step_computes(argv, what, positions, wor
     assert logits_of(context) == {f"logits of {what}": 2 * 4 * positions * words}
 
 
+def test_check_counts_the_logits_of_a_larger_warm_start(tmp_path):
+    class Answered(Numbers):
+        splits, pad_id = ("train", "validation"), 0
+
+        def answer_tokens(self, prompt):
+            return prompt.tokens
+
+    def logits_with(*argv):
+        warm = "rlax.trainer.warm_start.enabled=true"
+        given = context_of((TINY, "vocab_size=512", warm, *argv))
+
+        def part(kind, choice, key):
+            return Answered() if kind == "prompt_source" else given.part(kind, choice, key)
+
+        return logits_of(dataclasses.replace(given, part=part))
+
+    # A batch of 32 rows (tiny.yml), with logits for all 16 positions.
+    supervised = "logits of 32 x 16 tokens and their gradient in the warm start"
+    assert logits_with() == {supervised: 2 * 4 * 32 * 16 * 512}
+    rl = {"logits of 8 x 8 tokens and their gradient": 2 * 4 * 8 * 8 * 512}
+    assert logits_with("rlax.trainer.warm_start.batch_rows=4") == rl  # 4 x 16 are no more
+    assert logits_with(f"rlax.trainer.warm_start.directory={tmp_path}") == rl
+
+
 def test_check_warns_of_versions_that_are_rounded_more_than_the_computation():
     for dtype, warned in (("bfloat16", False), ("float32", True)):
         context = context_of((TINY, "rlax.weights.dtype=bfloat16", f"dtype={dtype}"))
