@@ -168,6 +168,7 @@ HEADS = {
     ),
     "untied": ("logits_via_embedding=false", "logits_dot_in_fp32=true"),
 }
+GATHERED = ("vocab_size=512",)  # so large that logits are computed for kept positions only
 SGD = ("opt_type=sgd", "learning_rate=1.0", "gradient_clipping_threshold=0.0")
 FIGURES = ("learning/loss", "learning/grad_norm", "logprob_sum", "entropy")
 
@@ -204,6 +205,7 @@ def of_the_mesh(directory):
     for head, argv in HEADS.items():
         tiled = ("per_device_batch_size=1", "num_vocab_tiling=4", *MESH, *argv)
         yield head, one_step(directory / head, *tiled)
+    yield "gathered", one_step(directory / "gathered", "per_device_batch_size=1", *MESH, *GATHERED)
 
 
 if __name__ == "__main__":

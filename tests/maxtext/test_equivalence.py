@@ -16,14 +16,18 @@ import jax
 import numpy as np
 import pytest
 from equivalent_runs import (
+    GATHERED,
     GROUPS,
     HEADS,
+    LENGTH,
     LENGTHS,
     batch_of,
     descend,
     one_step,
 )
+from tiny_loop import configure
 
+from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 
 
@@ -144,3 +148,11 @@ def assert_alike(found, expected):
 @pytest.mark.parametrize("head", HEADS)
 def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(head, dense, of_eight_devices):
     assert_alike(of_eight_devices[head], dense[head])
+
+
+@pytest.mark.ci
+def test_a_mesh_of_eight_gathers_positions_as_one_device_computes_all(tmp_path, of_eight_devices):
+    assert logits_per_row(configure(tmp_path, *GATHERED)) == LENGTH // 2
+    all_of_a_row = f"rlax.rollouts.max_new_tokens={LENGTH}"
+    assert logits_per_row(configure(tmp_path, *GATHERED, all_of_a_row)) is None
+    assert_alike(of_eight_devices["gathered"], one_step(tmp_path, *GATHERED, all_of_a_row))
