@@ -10,8 +10,10 @@ import pytest
 from compiling import compilations
 from flax import nnx
 from rlax_maxtext.model_view import MaxTextView
-from tiny_loop import LENGTH, ROWS, batch, configure, policy_gradient
+from tiny_loop import LENGTH, ROWS, configure, policy_gradient
+from tiny_loop import batch as batch_that_trains
 
+from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from maxtext_overrides.variables import restore
 from rlax_plugin.base.errors import ConfigError
@@ -19,6 +21,17 @@ from rlax_plugin.training.objective.batches import ARRAYS
 
 TEMPERATURE = 0.7
 KEY = "rlax.objective.reference.path"
+
+
+def batch(step):
+    """A batch that says which tokens were sampled: those that train."""
+    data = batch_that_trains(step)
+    return data | {"rl_group": data["rl_mask"].astype(np.int32)}
+
+
+def sampled(data, array_bt):
+    """What a view shows of an array: MaxText's gives 0 where nothing was sampled."""
+    return np.where(data["rl_group"] > 0, array_bt, 0.0)
 
 
 def compiled_logits(graph):
@@ -39,7 +52,8 @@ def logprobs(seen, weights, data):
         logits_btv = seen.logits(restore(seen.loop.model_state, weights), data)
     scaled_btv = np.asarray(logits_btv, np.float64) / TEMPERATURE
     log_z_bt = np.log(np.exp(scaled_btv).sum(-1))
-    return np.take_along_axis(scaled_btv, data["targets"][..., None], -1)[..., 0] - log_z_bt
+    logits_bt = np.take_along_axis(scaled_btv, data["targets"][..., None], -1)[..., 0]
+    return sampled(data, logits_bt - log_z_bt)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +63,7 @@ def seen(tmp_path_factory):
     config = configure(
         directory,
         f"rlax.rollouts.temperature={TEMPERATURE}",
+        "vocab_size=512",
         enable_checkpointing=True,
         per_device_batch_size=4,
         gradient_accumulation_steps=2,
@@ -57,6 +72,7 @@ def seen(tmp_path_factory):
     stored = directory / "reference"
     stored.mkdir()  # as a killed start may leave it
     (stored / "half").write_text("written")
+    assert logits_per_row(config) == LENGTH // 2
     model = MaxTextView(config, TEMPERATURE)
     seen = SimpleNamespace(model=model, weights={}, outputs={}, kept={}, rejections={})
 
@@ -122,9 +138,11 @@ def test_outputs_are_those_of_the_models_own_graph(seen):
     scaled_btv = logits_btv / TEMPERATURE
     log_p_btv = scaled_btv - np.log(np.exp(scaled_btv).sum(-1, keepdims=True))
     chosen_bt = np.take_along_axis(log_p_btv, data["targets"][..., None], -1)[..., 0]
-    np.testing.assert_allclose(found["logprobs"], chosen_bt, rtol=1e-5, atol=1e-5)
     entropy_bt = -(np.exp(log_p_btv) * log_p_btv).sum(-1)
-    np.testing.assert_allclose(found["entropy"], entropy_bt, rtol=1e-5, atol=1e-5)
+    for name, expected_bt in {"logprobs": chosen_bt, "entropy": entropy_bt}.items():
+        np.testing.assert_allclose(
+            found[name], sampled(data, expected_bt), rtol=1e-5, atol=1e-5, err_msg=name
+        )
     for name, spec in seen.model.outputs.items():
         assert not spec.mismatch(found[name], ROWS, LENGTH)
 
