@@ -94,8 +94,8 @@ class Size:
     def parts(self, row_tokens: int, vocab_size: int) -> int:
         """Returns the smallest number of equal parts of a batch whose logits fit into memory.
 
-        Logits of whole rows count, although a trainer may compute those of sampled tokens only: what
-        its layers keep for the backward pass grows with the row, and is not counted.
+        Logits of whole rows count, although a trainer may compute those of sampled tokens only:
+        what its layers keep for the backward pass grows with the row, and is not counted.
         """
         rows, row = self.rows, row_tokens * vocab_size * 4
         return next(
