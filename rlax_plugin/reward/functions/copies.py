@@ -61,7 +61,10 @@ def read_functions(
         try:
             contents[name.file] = content = read_file(path)
         except FunctionError as error:
-            raise ConfigError(key, choice, str(error)) from None
+            reason = str(error)
+            if not path.exists() and not os.path.isabs(name.file):
+                reason += f". Nor is it in the working directory, {os.getcwd()}"
+            raise ConfigError(key, choice, reason) from None
         # A worker or a host has no record; its config has the digest.
         before = kept.get(name.file) or config.section.functions.get(name.file)
         if before not in (None, _digest(content)):

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,8 @@ def test_paths_that_are_wrong_are_found_before_anything_is_read(tmp_path: Path) 
 
     path = f"{key}.path"
     assert said() == (f"{path}: must be given, or splits in its place")
+    both = f"does not exist, neither in the directory of the config nor in {os.getcwd()}"
+    assert said(path="nowhere.jsonl") == f"{path} = 'nowhere.jsonl': {both}"
     assert said(path="/nowhere/x.jsonl") == f"{path} = '/nowhere/x.jsonl': does not exist"
     assert said(path=f"{tmp_path}/*.jsonl") == f"{path} = '{tmp_path}/*.jsonl': does not exist"
     assert "is a directory, and must be a file" in said(path=str(tmp_path))

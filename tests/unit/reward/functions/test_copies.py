@@ -46,6 +46,11 @@ def test_results_bind_a_run_to_its_functions_and_a_copy_replaces_a_file_that_is_
     copy.write_text("def f(completion):\n    return 4\n")
     with pytest.raises(ConfigError, match=r"copy of r\.py was changed: its SHA-256 must begin"):
         begin()
+    fresh = RunFiles(tmp_path / "fresh")
+    (tmp_path / "work/r.py").unlink()
+    missing = rf"no file {tmp_path}/r\.py.* working directory, {tmp_path}/work$"
+    with pytest.raises(ConfigError, match=missing):
+        read_functions(resolve(tmp_path / "c.yml"), fresh, tmp_path)
     copy.unlink()
     with pytest.raises(ConfigError, match=r"copy of r\.py is gone"):
         begin()
