@@ -33,7 +33,7 @@ def test_the_script_writes_the_config_that_it_implies(
     folder = Path("configs/run-1")
     found = resolve(folder / "run-1.yml")
     assert found.section.rewards[0].function == "rewards.py:correct"
-    assert found.section.prompt_source.options["path"] == "configs/run-1/data.jsonl"
+    assert found.section.prompt_source.options["path"] == str(folder.absolute() / "data.jsonl")
     assert (found.maxtext["steps"], found.section.rollouts.max_new_tokens) == (100, 8)
     rows = (folder / "data.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in rows] == names["questions"] and len(rows) == 100
