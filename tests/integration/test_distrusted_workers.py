@@ -15,7 +15,7 @@ from rlax_plugin.run.state import journal
 from rlax_plugin.tools.commands.audit import audit
 
 
-def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, monkeypatch):
+def test_samples_of_a_quarantined_worker_are_not_trained(tmp_path, monkeypatch):
     """In a whole run; tests/unit/weights/test_taking.py has the other ways to be wrong."""
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     joined, generated, found = (tmp_path / name for name in ("joined", "generated", "found"))

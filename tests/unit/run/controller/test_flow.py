@@ -96,7 +96,7 @@ async def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make
     assert sorted(run.run_state.ready) == [1, 2] and not answers.open
 
 
-async def test_a_worker_that_fails_while_a_run_is_replayed_loses_its_recorded_samples(make):
+async def test_samples_of_a_worker_quarantined_during_replay_are_not_trained(make):
     _, answers, killed = make(1, 1, groups=2)
     await killed.begin()
     answers.generate(0, 0, worker="bad")
