@@ -68,7 +68,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
             # Of what the files say themselves, check_start has warned.
             *(
                 ()
-                if "learning_rate" in given
+                if "learning_rate" in given.maxtext
                 else warnings_of_rate(config.learning_rate, config.opt_type.value)
             ),
             *_warnings_of_devices(config.hardware),
