@@ -180,7 +180,7 @@ def check_same_run(
     """
     if not holds_results(files):
         return  # a run that failed at once may be started again with its config put right
-    if _recorded_hash(files) not in (None, digest) and not _is_same_config(files, config):
+    if _recorded_hash(files) not in (None, digest):
         raise ConfigError(
             "run_name",
             Path(files.url).name,
@@ -207,15 +207,6 @@ def _recorded_hash(files: RunFiles) -> str | None:
                 "nothing tells whether this config is the run's: bring one of them back from a "
                 "copy of the run directory"
             ) from error
-
-
-def _is_same_config(files: RunFiles, config: Mapping[str, Any]) -> bool:
-    """True if the kept config has no difference, though an earlier version's hash has one."""
-    try:
-        kept = yaml.safe_load(files.get(CONFIG))
-    except (FileNotFoundError, yaml.YAMLError):
-        return False
-    return isinstance(kept, Mapping) and not differences(kept, config)
 
 
 def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence[str]) -> str:
