@@ -172,9 +172,7 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
         run.missing += others
         if not (run.measured or others):
             raise RlaxError("evaluation/ is empty: the run has not been evaluated")
-    is_told = any("after.json" in line and "damaged" in line for line in run.missing)
-    with run.noting():
-        run.answered = {} if is_told else read_answered(files)
+        run.answered = read_answered(files)
     run.history = read_history(files, progress)
     run.missing += run.history.problems if run.history else ["journal/ does not exist"]
     return run
