@@ -154,7 +154,7 @@ def evaluate_objective(
     overlong = slots.algorithm.overlong
     if max_new_tokens is None and overlong.penalty and not overlong.max_tokens:
         slots = replace(slots_of(_without_limit(section)), **further)
-    if unused := unused_arrays(slots, arrays):
+    if unused := unused_arrays(slots, arrays, group_size):
         raise ValueError("; ".join(unused.values()))
     if slots.needs_reference and reference_logprobs_bt is None:
         raise ValueError("the objective has KL to a reference policy: give reference_logprobs_bt")
@@ -213,7 +213,7 @@ def slots_of(section: RlaxSection) -> ObjectiveSlots:
     return registry_for(section).slots(BuildContext.outside_run(section))
 
 
-def unused_arrays(slots: ObjectiveSlots, names: Collection[str]) -> dict[str, str]:
+def unused_arrays(slots: ObjectiveSlots, names: Collection[str], group_size: int) -> dict[str, str]:
     """Optional arrays of ``evaluate_objective`` that have no effect.
 
     Args:
@@ -234,7 +234,7 @@ def unused_arrays(slots: ObjectiveSlots, names: Collection[str]) -> dict[str, st
             "pi_old is behaviour_logprobs_bt; old_policy: proximal would use it",
         ),
         "values_bt": (
-            lambda: advantages.reads_values(slots.advantages),
+            lambda: advantages.reads_values(slots.advantages, group_size),
             f"the advantage {advantage} reads no values; advantage: {{name: gae}} would use them",
         ),
     }

@@ -30,7 +30,7 @@ def check_head_start(config: ValueHeadConfig, context: BuildContext) -> None:
 def _check_learning(learning: Learning, context: BuildContext, key: str) -> None:
     section = context.section
     slots = resolve(section, context.part)
-    if not reads_values(slots.advantages, context.section.rollouts.group_size):
+    if not reads_values(slots.advantages, section.rollouts.group_size):
         name = slots.algorithm.advantage.name if slots.algorithm.advantage else None
         reason = (
             "reads no values, so a critic has no effect: choose gae, as preset ppo does, or take "

@@ -317,7 +317,7 @@ def worked_example(section: RlaxSection) -> RenderableType:
     slots = slots_of(section)
     if slots.algorithm.entropy_coefficient:
         optional["entropy_bt"] = np.ones(ratio_bt.shape)
-    unused = unused_arrays(slots, optional)
+    unused = unused_arrays(slots, optional, len(RATIOS))
     evaluation = evaluate_objective(
         section.objective,
         logprobs_bt=behaviour_bt + np.log(ratio_bt),

@@ -297,7 +297,7 @@ def compares_groups(slot: AdvantageSlot) -> bool:
     return bool(together.any() and not alone.any())
 
 
-def reads_values(slot: AdvantageSlot, group_size: int = 2) -> bool:
+def reads_values(slot: AdvantageSlot, group_size: int) -> bool:
     """True if a critic's values change the advantages of two groups of this size.
 
     Raises:
