@@ -47,15 +47,6 @@ class Description:
         return str((self.config.get("architectures") or [self.config.get("model_type")])[0])
 
 
-def check_family(config: Any) -> None:
-    """Checks that a MaxText config describes a model that can be exported.
-
-    Raises:
-      ConfigError: it does not; names the key that shows it.
-    """
-    of_maxtext(config)
-
-
 def describe(
     config: Any, tokenizer: Path, special_ids: Callable[[], Mapping[str, Any]]
 ) -> Description:

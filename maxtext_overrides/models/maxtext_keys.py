@@ -131,7 +131,7 @@ def of_maxtext(config: Any) -> Architecture:
             reason = f"must be {right!r}, as nothing else has a counterpart in transformers"
             raise ConfigError(key, value, reason)
     tied, normalised = bool(config.logits_via_embedding), bool(config.normalize_embedding_logits)
-    if is_gemma and not normalised:
+    if tied and is_gemma and not normalised:
         reason = f"must be true with decoder_block {block} and a tied head"
         raise ConfigError("normalize_embedding_logits", False, reason)
     rope, factor = _rope(config)

@@ -31,12 +31,13 @@ def export_model(
     """See ``Trainer.export_model``."""
     from maxtext_overrides.config.loading import load_to_check, passed_on
     from maxtext_overrides.models import export
+    from maxtext_overrides.models.maxtext_keys import of_maxtext
     from maxtext_overrides.models.reading import opened
 
     given = given_config(context)
     with passed_on(given):
         config = load_to_check(given)
-    export.check_family(config)  # first: no tokenizer would help a model that cannot be exported
+    of_maxtext(config)  # first: no tokenizer would help a model that cannot be exported
     tokenizer = _tokenizer(context, config.vocab_size)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)

@@ -75,7 +75,8 @@ def relative_to(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         base = os.path.realpath(directory)
         moved = os.path.relpath(absolute, base if os.path.exists(absolute) else glob.escape(base))
         # Without a dot it would be the name of a data set on the hub.
-        return f"./{moved}" if key.endswith(".dataset") and moved[0] != "." else moved
+        is_name = key.endswith(".dataset") and not names_directory(moved)
+        return f"./{moved}" if is_name else moved
 
     return _changed(content, move)
 
@@ -83,6 +84,11 @@ def relative_to(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 def without_directories(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns content that has only the last component of each path."""
     return _changed(content, lambda text, _, is_path: Path(text).name if is_path else text)
+
+
+def names_directory(dataset: str) -> bool:
+    """True if ``dataset`` is a directory, and not the name of a data set on the hub."""
+    return dataset.startswith((".", "/", "~"))
 
 
 def _changed(content: Mapping[str, Any], change: _Change, key: str = "") -> dict[str, Any]:
@@ -107,7 +113,7 @@ def _of_source(source: Mapping[str, Any], change: _Change, key: str) -> dict[str
         if not isinstance(value, str):
             return value
         is_local = bool(value) and "://" not in value and "\0" not in value
-        is_path = is_path or (of.endswith(".dataset") and value.startswith((".", "/", "~")))
+        is_path = is_path or (of.endswith(".dataset") and names_directory(value))
         return change(value, of, is_path and is_local)
 
     found = dict(source)

@@ -38,16 +38,14 @@ _PAPERS = re.compile("license|notice|readme|trainer_state", re.IGNORECASE)  # of
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # the name of a file in the cache of the hub
 _WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _HASHED = (
-    "tokenizer*.json",
-    "vocab.*",
+    *_WITH_WORDS,
+    "tokenizer_config.json",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template*",
     "config.json",  # which names the tokenizer's class where no other file does
-    "*.model",
     "*.spm",
-    "*.tiktoken",
     "*.jinja",
 )
 _LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
@@ -95,8 +93,9 @@ def digest(directory: Path) -> str:
     whole = hashlib.blake2b(digest_size=16)
     try:
         for path in sorted(path for path in _paths(directory) if _is_hashed(path)):
-            content = hashlib.sha256(_bytes(path)).hexdigest()
-            whole.update(f"{path.relative_to(directory)} {content}\n".encode(errors="replace"))
+            content = _bytes(path)
+            name = os.fsencode(path.relative_to(directory))
+            whole.update(b"%s\0%d\0%s" % (name, len(content), content))
     except FilesError as error:
         raise RlaxError(f"{directory}: {error}") from None
     except OSError as error:
@@ -111,12 +110,6 @@ def _is_hashed(path: Path) -> bool:
 
 def _paths(directory: Path) -> list[Path]:
     return [*directory.iterdir(), *directory.glob("additional_chat_templates/*")]
-
-
-def _is_read(path: Path) -> bool:
-    """True if its name is one that a tokenizer may be read from."""
-    is_index = path.name.endswith(_INDEX)
-    return path.suffix in _KINDS and not is_index and not _PAPERS.match(path.name)
 
 
 def check_places(directory: Path, paths: Iterable[Path]) -> None:
@@ -138,7 +131,9 @@ def check_places(directory: Path, paths: Iterable[Path]) -> None:
     caches = [one.parent / "blobs" for one in Path(home).parents if one.name == "snapshots"][:1]
     for path in sorted(paths):
         name = path.relative_to(directory)
-        if not _is_read(path) or path.is_dir() or not path.exists():  # the library reads neither
+        if path.suffix not in _KINDS or path.name.endswith(_INDEX) or _PAPERS.match(path.name):
+            continue
+        if path.is_dir() or not path.exists():  # the library reads neither
             continue
         target = Path(os.path.realpath(path))
         is_blob = _HASH.fullmatch(target.name) and any(

@@ -18,6 +18,7 @@ from rlax_plugin.base.tokens.byte_level import BYTES, SIZE
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.build import registry_of
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
+from rlax_plugin.config.data_paths import names_directory
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.data.prompts.source import DatasetSource
 from rlax_plugin.data.prompts.table import PromptTable
@@ -275,7 +276,7 @@ def _source(data: str) -> dict[str, Any]:
             return {"name": name, "path": data}
     if any((Path(data) / name).is_file() for name in _SAVED):
         # Without a dot it would be a name on the hub.
-        return {"name": "hf", "dataset": data if data[0] in "./~" else f"./{data}"}
+        return {"name": "hf", "dataset": data if names_directory(data) else f"./{data}"}
     endings = ", ".join(itertools.chain.from_iterable(_FILES.values()))
     reason = f"must end in one of {endings}, or be a directory that datasets' save_to_disk wrote"
     raise ConfigError("--data", data, reason)
