@@ -214,7 +214,7 @@ async def join(
     able = declared(slots, **capabilities)
     request = registration(name, capabilities=able, process=process)
     assert (await fleet.Register(request, None)).accepted
-    stub = fleet.workers[name].stub = Stub(script, held)
+    stub = fleet.workers[name].link.stub = Stub(script, held)
     await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=version, process=process), None)
     return stub
 

@@ -105,7 +105,7 @@ def test_a_worker_without_proved_weights_takes_no_groups():
         async with trainer(settings) as one:
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: one.held("w") == -1)
-            call = one.fleet.workers["w"].stub.Generate(
+            call = one.fleet.workers["w"].link.stub.Generate(
                 request_messages([group(0)]), timeout=LIMIT_S
             )
             with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
@@ -150,7 +150,7 @@ def test_what_is_read_after_a_quarantine_is_not_accepted():
             worker = Worker("w", Counting(5, every=5), settings, one.address)
             await until(lambda: one.held("w") == 0)
             member = one.fleet.workers["w"]
-            generate = member.stub.Generate
+            generate = member.link.stub.Generate
 
             async def late(*args: Any, **kwargs: Any) -> Any:
                 async for reply in generate(*args, **kwargs):
@@ -160,7 +160,7 @@ def test_what_is_read_after_a_quarantine_is_not_accepted():
                     await one.fleet.Deregister(request, None)
                     yield reply
 
-            member.stub.Generate = late
+            member.link.stub.Generate = late
             ticket = one.dispatcher.submit(group(0))
             await until(lambda: one.again)
             assert one.again == [(0, 2, "quarantined: a canary died")] and not ticket.done()

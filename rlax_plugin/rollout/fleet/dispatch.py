@@ -9,19 +9,17 @@ that does not answer is no failure: it then generates samples that are not used.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import heapq
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-import grpc
+from contextlib import aclosing
 
 from rlax_plugin.base.errors import DeadlineError, WorkerError
 from rlax_plugin.base.tokens.stopping import Decode
-from rlax_plugin.base.types import Key, Request
+from rlax_plugin.base.types import Request
 from rlax_plugin.config import Deadlines
 from rlax_plugin.rollout.fleet.backlog import Backlog
 from rlax_plugin.rollout.fleet.choosing_worker import (
@@ -34,8 +32,9 @@ from rlax_plugin.rollout.fleet.choosing_worker import (
 from rlax_plugin.rollout.fleet.deadlines import Pace
 from rlax_plugin.rollout.fleet.earlier_turns import EarlierTurns
 from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollout.fleet.links import CallError, Heard
 from rlax_plugin.rollout.fleet.moving import to_move
-from rlax_plugin.rollout.fleet.replies import all_contributors, take_report
+from rlax_plugin.rollout.fleet.replies import take_report
 from rlax_plugin.rollout.fleet.speeds import Speeds
 from rlax_plugin.rollout.fleet.tickets import (
     Call,
@@ -48,10 +47,6 @@ from rlax_plugin.rollout.fleet.tickets import (
     trusted,
 )
 from rlax_plugin.rollout.fleet.waiting_requests import WaitingRequests
-from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.transport.channels import describe, gone
-from rlax_plugin.rpc.transport.pieces import Outgoing
-from rlax_plugin.rpc.transport.wire import key_from_proto, key_to_proto, told_by_reply
 
 log = logging.getLogger("rlax.controller")
 
@@ -304,29 +299,27 @@ class Dispatcher(FleetListener):
                 tokens=ticket.request.sampling.max_new_tokens + len(ticket.request.context) // 8,
                 needs=ticket.request.needs_version,
             )
-        # Without a timeout: each group has its own, and a worker that is silent is lost.
-        requests = Outgoing(ticket.request for ticket in call.open.values())
-        stream = worker.stub.Generate(requests)
+        requests = [ticket.request for ticket in call.open.values()]
+        said = worker.link.generate(requests, worker.name, lambda: worker.capabilities.side)
         try:
-            async for reply in stream:
-                if worker.fenced or not worker.trusted:
-                    error, its_fault = worker.lost, False  # its channel is closed: all is void
-                    break
-                self._take(reply, call)
-        except grpc.aio.AioRpcError as failure:
-            error = worker.lost or describe(failure)
-            if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            async with aclosing(said):
+                async for heard in said:
+                    if worker.fenced or not worker.trusted:
+                        error, its_fault = worker.lost, False  # its link is closed: all is void
+                        break
+                    self._take(heard, call)
+        except CallError as failure:
+            error = worker.lost or str(failure)
+            if rejected := failure.kind == "rejected":
                 wrong, members = f"{worker.name} rejected a call: {error}", self._fleet.workers
                 invalid = wrong_everywhere(call.open.values(), worker, members.values())
                 fail(invalid, WorkerError(wrong))
-            its_fault = not gone(failure)
+            its_fault = failure.kind != "gone"
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
                 self._fleet.fail(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
-            if requests.error is not None:
-                raise requests.error from None
-            # Closing a lost worker's channel cancels its calls, and so does the last group that
+            # Closing a lost worker's link cancels its calls, and so does the last group that
             # has expired; only our own end is passed on.
             if call.open and (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
@@ -381,7 +374,6 @@ class Dispatcher(FleetListener):
         del call.open[request.key]
         call.expired[request.key] = request
         call.told.pop(request.key, None)
-        call.arriving.forget(request.key)
         return request
 
     @staticmethod
@@ -390,16 +382,17 @@ class Dispatcher(FleetListener):
         if call.expired and not call.open and call.task is not None:
             call.task.cancel()
 
-    def _late(self, call: Call, reply: pb.Reply, key: Key) -> None:
+    def _late(self, call: Call, heard: Heard) -> None:
         """Counts an answer to an expired request, which another attempt answers."""
-        if reply.more or call.arriving.unfinished(reply):
+        key = heard.key
+        if heard.unfinished:
             return  # it is yet to be answered
         request = call.expired.pop(key)
         overdue = call.worker.progress.overdue((key, request.attempt))
-        if not reply.given_up:
+        if heard.given_up is None:
             call.worker.progress.answered_late((key, request.attempt))
         needed_s = self._release(call.worker, request)
-        if reply.given_up or key in call.asked:
+        if heard.given_up is not None or key in call.asked:
             return
         self.late += 1
         if overdue:  # it never stood still
@@ -415,44 +408,32 @@ class Dispatcher(FleetListener):
             self._deadlines.group_s,
         )
 
-    def _take(self, reply: pb.Reply, call: Call) -> None:
+    def _take(self, heard: Heard, call: Call) -> None:
         """Ends the request's ticket, or notes its progress.
 
         Raises:
           WorkerError: the reply is invalid.
         """
-        worker = call.worker
-        try:
-            key = key_from_proto(reply.key)
-            call.arriving.note(key, reply)
-        except ValueError as error:
-            raise WorkerError(f"{worker.name} sent a garbled answer: {error}") from error
+        worker, key = call.worker, heard.key
         if (ticket := call.open.get(key)) is None:
             if key in call.expired:
-                self._late(call, reply, key)
+                self._late(call, heard)
                 return
-            raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
+            raise WorkerError(f"{worker.name} answered {key} once more")
         request = ticket.request
-        if reply.given_up:
-            self._given_up(call, ticket, reply.tokens)
+        if heard.given_up is not None:
+            self._given_up(call, ticket, heard.given_up)
             return
-        side = worker.capabilities.side
-        if (earlier := call.arriving.take(reply, request, worker.name, side)) is None:
-            return  # the rest of it follows
-        contributors = all_contributors(request, worker.name)
-        news = told_by_reply(
-            reply, request, worker.name, workers=contributors, declared=side, earlier=earlier
-        )
         # What nobody waits for any more may well be generated with other weights by now.
         told = call.told[key] = take_report(
             call.told.get(key),
-            news,
+            heard.news,
             request,
             self._fleet.newest.most_used,
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
             vocabulary=self._trained() or worker.capabilities.vocabulary,
-            side=side,
+            side=worker.capabilities.side,
             decode=self._decode,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
@@ -569,15 +550,10 @@ class Dispatcher(FleetListener):
 
     def _ask_to_give_up(self, worker: Worker, unwanted: Iterable[Request]) -> None:
         """Has a worker give up requests, and those that are too old to train."""
-        attempts = [pb.Attempt(key=key_to_proto(r.key), attempt=r.attempt) for r in unwanted]
-        request = pb.GiveUpRequest(unwanted=attempts, oldest=self._oldest)
-
-        async def ask() -> None:
-            # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await worker.stub.GiveUp(request, timeout=self._deadlines.rpc_s)
-
-        task = asyncio.ensure_future(ask())
+        attempts = [(request.key, request.attempt) for request in unwanted]
+        # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
+        asking = worker.link.give_up(attempts, self._oldest, self._deadlines.rpc_s)
+        task = asyncio.ensure_future(asking)
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 

@@ -20,6 +20,7 @@ from rlax_plugin.rollout.fleet.identities import (
     figures,
     malformed,
 )
+from rlax_plugin.rollout.fleet.links import RemoteLink, WorkerLink
 from rlax_plugin.rollout.fleet.losses import Losses
 from rlax_plugin.rollout.fleet.newest import NewestVersion
 from rlax_plugin.rollout.fleet.progress import Answers, Progress, moves_of, unfinished_of
@@ -82,6 +83,7 @@ class Fleet(rpc.FleetServicer):
       training: True if at least one worker must follow the newest weights.
       had_worker: set once a worker could take groups.
       starting: notes what the workers do before they register.
+      here: id of a worker in this process -> how it is called; the others are called by gRPC.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Fleet(rpc.FleetServicer):
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
         self.had_worker = asyncio.Event()
+        self.here: dict[str, WorkerLink] = {}
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if why := malformed(request):
@@ -167,15 +170,16 @@ class Fleet(rpc.FleetServicer):
             holder.fenced = fences(request, holder)
             self.lose(holder, "was started again" if holder.fenced else "registered again")
         self._fence.note(request.worker, request.incarnation)
-        connection = connect(request.address, Secret(request.token, request.certificate))
+        link = self.here.get(request.process) or RemoteLink(
+            connect(request.address, Secret(request.token, request.certificate))
+        )
         worker = Worker(
             name=request.worker,
             address=request.address,
             capabilities=capabilities,
             version=request.version if known else -1,
             process=request.process,
-            connection=connection,
-            stub=rpc.RolloutStub(connection),
+            link=link,
             last_seen=now,
             incarnation=request.incarnation,
             rests=self.losses.rest_s(request.worker, now) > 0,
@@ -368,7 +372,7 @@ class Fleet(rpc.FleetServicer):
             for listener in self.listeners:
                 listener.worker_lost(worker, reason)
             self._appoint()
-            closing = asyncio.ensure_future(worker.connection.close(grace_s))
+            closing = asyncio.ensure_future(worker.link.close(grace_s))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from rlax_plugin.base.types import Attempt, Key, Request, Sampled
 from rlax_plugin.rollout.fleet.fleet import Worker
 from rlax_plugin.rollout.fleet.replies import Growing
-from rlax_plugin.rpc.transport.pieces import Arriving
 
 
 class Completed(NamedTuple):
@@ -110,7 +109,6 @@ class Call:
       open: the ticket of each request, until it is answered or has expired.
       expired: the expired requests, until they are answered late.
       told: the samples that the worker has sent so far, which its next message continues.
-      arriving: the reply of which some parts have not arrived yet.
       asked: requests that the worker is to give up, cancelled or moved ones.
       oldest: the oldest usable version in the last order to give up older requests.
     """
@@ -119,7 +117,6 @@ class Call:
     open: dict[Key, Ticket]
     expired: dict[Key, Request] = field(default_factory=dict)
     told: dict[Key, Growing] = field(default_factory=dict)
-    arriving: Arriving = field(default_factory=Arriving)
     asked: set[Key] = field(default_factory=set)
     oldest: int = 0
     task: asyncio.Task[None] | None = None

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from rlax_plugin.base.types import Attempt, Request
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.fleet.identities import Identity
+from rlax_plugin.rollout.fleet.links import WorkerLink
 from rlax_plugin.rollout.fleet.progress import Progress
-from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.transport.doors import Connection
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +44,7 @@ class Worker:
     capabilities: Capabilities
     version: int
     process: str
-    connection: Connection
-    stub: rpc.RolloutStub
+    link: WorkerLink
     last_seen: float
     progress: Progress
     draining: bool = False

@@ -5,26 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
 import numpy as np
 
 from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.tokens.defects import defect
-from rlax_plugin.base.types import EMPTY, Key, Request, Sampled, SideSpec
+from rlax_plugin.base.types import EMPTY, Attempt, Key, Request, Sampled, SideSpec
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.batching.jobs import rejection
+from rlax_plugin.rollout.fleet.links import CallError
 from rlax_plugin.rollout.worker.progress import ProgressReport
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.transport.message_sizes import group_bytes
 from rlax_plugin.rpc.transport.pieces import discard, read_requests, reply_messages
 from rlax_plugin.rpc.transport.wire import key_from_proto, key_to_proto, request_from_proto
+
+_STATUS = {
+    "rejected": grpc.StatusCode.INVALID_ARGUMENT,
+    "failed": grpc.StatusCode.INTERNAL,
+    "gone": grpc.StatusCode.UNAVAILABLE,
+}
 
 
 def accepted(
@@ -48,6 +65,14 @@ def accepted(
         request = request_from_proto(message, side, rest)
     except ValueError as error:  # such as bytes that are no whole number of elements
         raise ValueError(f"{_name(message.key)}: it is garbled: {error}") from error
+    check(request, section, vocabulary, side)
+    return request
+
+
+def check(
+    request: Request, section: RlaxSection, vocabulary: int, side: Mapping[str, SideSpec]
+) -> None:
+    """Raises a ValueError if a request may not reach the engine; see ``accepted``."""
     why = rejection(
         request,
         section.rollouts,
@@ -61,7 +86,6 @@ def accepted(
         why = why and f"resume {why}"
     if why is not None:
         raise ValueError(f"{request.key}: {why}")
-    return request
 
 
 def _most_samples(section: RlaxSection) -> int:
@@ -87,33 +111,49 @@ def _name(key: pb.Key) -> str:
         return f"group {key.group}"
 
 
+class Said(NamedTuple):
+    """A report of a request's samples, or its answer.
+
+    Attributes:
+      samples: whole ones; none of a request that was given up.
+      given_up: tokens generated for each sample of such a request; None: it was not given up.
+    """
+
+    key: Key
+    samples: Sequence[Sampled] = ()
+    given_up: Sequence[int] | None = None
+
+
 @dataclass(eq=False, slots=True)
 class _Call:
     """An open call.
 
     Attributes:
       unanswered: requests that are not finished.
-      known: their samples that the caller already has: those sent, or those to be resumed.
       owed: requests that must report once more.
       delivered: replies to be sent, in order; None marks the end.
       given_up: requests that get no samples.
     """
 
     unanswered: dict[Key, Request]
-    known: dict[Key, Sequence[Sampled]]
     owed: set[Key] = field(default_factory=set)
     given_up: set[Key] = field(default_factory=set)
-    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | pb.Reply | None] = field(
-        default_factory=asyncio.Queue
-    )
+    delivered: asyncio.Queue[Said | None] = field(default_factory=asyncio.Queue)
 
-    def reply(self, key: Key, samples: Sequence[Sampled]) -> Iterator[pb.Reply]:
-        """Messages with the tokens that are new to the caller."""
-        known, self.known[key] = self.known.get(key, ()), samples
-        if len(known) != len(samples):  # nothing is, or the engine errs and the caller says so
-            return reply_messages(key, samples)
-        lengths = [_continued(old, new) for old, new in zip(known, samples, strict=True)]
-        return reply_messages(key, samples, lengths)
+
+def _new(
+    known: dict[Key, Sequence[Sampled]], key: Key, samples: Sequence[Sampled]
+) -> Iterator[pb.Reply]:
+    """Messages with the tokens that are new to the caller.
+
+    Args:
+      known: samples that the caller already has: those sent, or those to be resumed.
+    """
+    before, known[key] = known.get(key, ()), samples
+    if len(before) != len(samples):  # nothing is, or the engine errs and the caller says so
+        return reply_messages(key, samples)
+    lengths = [_continued(old, new) for old, new in zip(before, samples, strict=True)]
+    return reply_messages(key, samples, lengths)
 
 
 def _continued(old: Sampled, new: Sampled) -> int:
@@ -160,23 +200,46 @@ class RolloutService(rpc.RolloutServicer):
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.Reply]:
         requests = await self._requests(request_iterator, context)
+        known: dict[Key, Sequence[Sampled]] = {r.key: r.resume for r in requests}
+        try:
+            async with aclosing(self.answers(requests)) as said:
+                async for key, samples, given_up in said:
+                    if given_up is not None:
+                        yield pb.Reply(key=key_to_proto(key), given_up=True, tokens=given_up)
+                        continue
+                    for message in _new(known, key, samples):
+                        yield message
+        except CallError as error:
+            await context.abort(_STATUS[error.kind], str(error))
+
+    async def answers(self, requests: Sequence[Request]) -> AsyncGenerator[Said]:
+        """Generates; yields what is said of the requests, until all are answered.
+
+        Closing the generator ends the generation.
+
+        Raises:
+          CallError: this worker takes no requests, or cannot answer them all.
+        """
+        if self.draining:
+            raise CallError("this worker is draining", "gone")
+        if not self._has_weights():
+            raise CallError("this worker holds no weights yet", "gone")
         self._on_wanted(max((r.needs_version for r in requests), default=0))
-        call = _Call({r.key: r for r in requests}, {r.key: r.resume for r in requests})
-        # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
+        call = _Call({r.key: r for r in requests})
+        # When the caller gives up, this coroutine is cancelled, and with it the generation.
         generation = self._calls[call] = asyncio.ensure_future(
             self._engine.generate(requests, functools.partial(self._deliver, call))
         )
         generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
-            while (found := await call.delivered.get()) is not None:
-                for message in [found] if isinstance(found, pb.Reply) else call.reply(*found):
-                    yield message
+            while (said := await call.delivered.get()) is not None:
+                yield said
             if generation.cancelled():
                 await self._end.wait()
-                await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
+                raise CallError(self._leaving, "gone")
             generation.result()  # raises what ended it early
         except WorkerError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+            raise CallError(str(error), "failed") from error
         finally:
             generation.cancel()
             del self._calls[call]
@@ -197,10 +260,6 @@ class RolloutService(rpc.RolloutServicer):
         except TimeoutError:
             what = f"the call's requests did not arrive whole, rlax.deadlines.rpc_s is {rpc_s:g}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, what)
-        if self.draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
-        if not self._has_weights():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
         try:
             requests = [
                 accepted(first, self._section, has.vocabulary, has.side, rest)
@@ -222,26 +281,30 @@ class RolloutService(rpc.RolloutServicer):
         if not -1 <= request.oldest <= INT32_MAX:
             reason = f"oldest version {request.oldest}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        self.give_up(unwanted, request.oldest)
+        return pb.GiveUpReply()
+
+    def give_up(self, unwanted: Collection[Attempt], oldest: int) -> None:
+        """Ends requests, and those begun with weights older than ``oldest``, without samples."""
         if has(self._engine, RolloutEngine, "give_up"):
-            self._on_wanted(request.oldest)
-        found = self._engine.give_up(unwanted, request.oldest)
+            self._on_wanted(oldest)
+        found = self._engine.give_up(unwanted, oldest)
         for call in self._calls:
             for key, asked in list(call.unanswered.items()):
                 if (tokens := found.get((key, asked.attempt))) is None:
                     continue
-                reply = pb.Reply(key=key_to_proto(key), given_up=True, tokens=tokens)
-                call.delivered.put_nowait(reply)  # before the end, which follows the last one's
+                # Before the end, which follows the last one's.
+                call.delivered.put_nowait(Said(key, given_up=tokens))
                 call.given_up.add(key)
                 call.owed.discard(key)
                 del call.unanswered[key]
         self._settle()
-        return pb.GiveUpReply()
 
     def _deliver(self, call: _Call, key: Key, samples: Sequence[Sampled]) -> None:
         if key in call.given_up:
             return
         self._delivered += 1
-        call.delivered.put_nowait((key, samples))
+        call.delivered.put_nowait(Said(key, samples))
         call.owed.discard(key)
         if all(s.finish is not None for s in samples):
             call.unanswered.pop(key, None)

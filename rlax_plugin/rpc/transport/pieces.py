@@ -232,7 +232,6 @@ class Arriving:
         self._messages: list[pb.Reply] = []
         self._bytes = 0
         self._place = 0  # among the seeds, of the sample that the next message continues
-        self._unfinished = False
 
     def note(self, key: Key, reply: pb.Reply) -> None:
         """Called with every message, before anything else is done with it.
@@ -240,20 +239,13 @@ class Arriving:
         Raises:
           ValueError: it interrupts another reply.
         """
-        if self._key is None:
-            self._unfinished = False
-            if not reply.more:
-                return
-        elif key != self._key:
+        if self._key is None and not reply.more:
+            return
+        if self._key not in (key, None):
             raise ValueError(f"a reply to {key} in the midst of that to {self._key}")
         if reply.given_up:
             raise ValueError(f"a part of a reply to {key} that says that there is none")
         self._key = key if reply.more else None
-        self._unfinished = self.unfinished(reply)
-
-    def unfinished(self, reply: pb.Reply) -> bool:
-        """True if a reply, including this message, has an unfinished sample so far."""
-        return self._unfinished or any(s.finish == pb.UNFINISHED for s in reply.samples)
 
     def take(
         self, reply: pb.Reply, request: Request, worker: str, side: Mapping[str, SideSpec]
@@ -273,7 +265,7 @@ class Arriving:
         """
         if not reply.more:
             messages = self._messages
-            self.forget(request.key)
+            self._messages, self._bytes, self._place = [], 0, 0
             return messages
         seeds = request.seeds[self._place : self._place + len(reply.samples)]
         if len(seeds) != len(reply.samples) or seeds != tuple(s.seed for s in reply.samples):
@@ -288,11 +280,6 @@ class Arriving:
         self._messages.append(reply)
         self._place += max(0, len(seeds) - 1)
         return None
-
-    def forget(self, key: Key) -> None:
-        """Drops the stored messages of the reply to a request."""
-        if self._key in (key, None):
-            self._messages, self._bytes, self._place = [], 0, 0
 
 
 async def read_requests(

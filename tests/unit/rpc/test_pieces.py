@@ -230,19 +230,6 @@ def test_messages_of_two_replies_do_not_mix():
         Arriving().note(other, reply(more=True, given_up=True))
 
 
-def test_a_reply_is_unfinished_if_a_sample_in_any_of_its_messages_is():
-    arriving, key = Arriving(), Key("train", 7, 1)
-    ended = {"finish": pb.LENGTH}
-    first, last = reply(piece(1, 0, 2), piece(2, 0, 1, **ended)), reply(piece(2, 1, 1, **ended))
-    last.more = False
-    arriving.note(key, first)
-    arriving.forget(key)
-    arriving.note(key, last)
-    assert arriving.unfinished(last)
-    arriving.note(key, last)  # a reply of its own
-    assert not arriving.unfinished(last)
-
-
 def part(more: bool, *samples: pb.Sample, group: int = 7, attempt: int = 1, **fields) -> pb.Request:
     key = pb.Key(group=group)
     return pb.Request(key=key, attempt=attempt, resume=samples, more=more, **fields)

@@ -67,7 +67,7 @@ async def mixed(*names: str) -> tuple[Fleet, Dispatcher, dict[str, Holding]]:
 
 async def holding(fleet: Fleet, name: str = "a", version: int = 5) -> Holding:
     await join(fleet, name, answer, slots=4, version=version)
-    stub = fleet.workers[name].stub = Holding()
+    stub = fleet.workers[name].link.stub = Holding()
     return stub
 
 

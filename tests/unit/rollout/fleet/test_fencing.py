@@ -99,7 +99,7 @@ def test_late_answers_of_a_fenced_process_are_not_used():
         await turns()
         assert old.calls == [[0]]
         assert (await register(fleet, "new", 1)).accepted
-        new = fleet.workers["a"].stub = Stub(answer)
+        new = fleet.workers["a"].link.stub = Stub(answer)
         old.release()  # its answer is read after the later start has registered
         await turns()
         assert not ticket.done()

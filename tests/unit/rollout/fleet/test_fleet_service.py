@@ -265,9 +265,9 @@ def test_a_worker_is_called_with_the_secret_of_its_registration_and_nobody_else_
         await one.register(token, "a", address=address)
         await one.register(others, "b", address=address)  # it names a port that is not its own
         workers = one.fleet.workers
-        reply = await workers["a"].stub.Health(pb.HealthRequest(), timeout=60)
+        reply = await workers["a"].link.stub.Health(pb.HealthRequest(), timeout=60)
         assert reply.version == 3
-        asked = workers["b"].stub.Health(pb.HealthRequest(), timeout=60)
+        asked = workers["b"].link.stub.Health(pb.HealthRequest(), timeout=60)
         assert await status(asked) is UNKNOWN
         await server.stop(None)
 

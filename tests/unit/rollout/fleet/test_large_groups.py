@@ -76,7 +76,7 @@ async def worker(fleet: Fleet, name: str, engine: Engine) -> AsyncIterator[None]
     try:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             await join(fleet, name, answer, version=5, vocabulary=64, side=DECLARED)
-            fleet.workers[name].stub = rpc.RolloutStub(channel)
+            fleet.workers[name].link.stub = rpc.RolloutStub(channel)
             yield
     finally:
         await server.stop(grace=None)
@@ -199,7 +199,7 @@ def test_pieces_of_a_request_that_expires_are_dropped():
                     yield reply
 
         await join(fleet, "a", answer)
-        fleet.workers["a"].stub = Slow()
+        fleet.workers["a"].link.stub = Slow()
         tickets = [dispatcher.submit(request(i, sampling=sampling)) for i in range(2)]
         await turns()
         await join(fleet, "b", answer)
