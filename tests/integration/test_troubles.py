@@ -1,7 +1,8 @@
 """The table of troubles: what the doctor says of each, how soon, and what becomes of the run.
 
-All tests share one run and its worker behind proxies; docs/reliability.md has the table that they
-print with ``-s``. Each asserts the finding, and that the run goes on after the trouble.
+All tests share one run and its worker behind proxies, and print the table with ``-s``;
+docs/reliability.md lists the findings. Each asserts the finding, and that the run goes on after
+the trouble.
 """
 
 from __future__ import annotations
