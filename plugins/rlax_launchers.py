@@ -230,6 +230,16 @@ class Static(Launcher):
         """Does nothing, as static workers learn of the end from the reply to their heartbeat."""
 
 
+class ColocatedConfig(NoOptions):
+    """Generates in the trainer's process, in turns with training on the same devices."""
+
+
+class Colocated(Static):
+    """Starts no processes: the controller has one worker itself. Others may join as with static."""
+
+    colocated = True
+
+
 def _check_cores(config: LocalConfig, context: BuildContext) -> None:
     if not config.trainer_threads:
         return
@@ -245,4 +255,5 @@ def rlax_register_launcher() -> dict[str, Extension]:
             LocalConfig, lambda config, context: Local(config), check_start=_check_cores
         ),
         "static": Extension(StaticConfig, lambda config, context: Static()),
+        "colocated": Extension(ColocatedConfig, lambda config, context: Colocated()),
     }

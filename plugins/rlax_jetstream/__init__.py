@@ -35,6 +35,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
         ),
         deterministic=section.deterministic,
         max_context=section.max_context_tokens,
+        generating=context.generating,
     )
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class JetstreamEngine(RolloutEngine):
       deterministic: ``rlax.deterministic``, see ``Scheduler``.
       max_context: longest context, with those of later turns; 0: ``max_prompt_tokens``.
       fingerprint: name -> array to name -> uint32; default ``rlax_plugin.api.fingerprint``.
+      generating: see ``BuildContext``.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class JetstreamEngine(RolloutEngine):
         deterministic: bool = False,
         max_context: int = 0,
         fingerprint: Callable[[Arrays], Mapping[str, Any]] | None = None,
+        generating: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self.rollouts = rollouts
         self.prompt_source = functools.cache(make_prompt_source)
         self._make_slots, self._store, self._config = make_slots, store, config
         self._deterministic, self._fingerprint = deterministic, fingerprint
+        self._generating = generating
         self._max_context = max_context or rollouts.max_prompt_tokens
         self._waited_for, self._changed = AllWaitedFor(), threading.Condition()
         # Guarded by _changed:
@@ -162,8 +166,9 @@ class JetstreamEngine(RolloutEngine):
         weights = self._swaps.weights if loaded is None else loaded.arrays
         if not weights:
             raise WorkerError("there are no weights to score with")
-        loop, slots = asyncio.get_running_loop(), self._ready.result()
-        return await loop.run_in_executor(self._loading, slots.logprobs, weights, tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._loading, self._scored, weights, tokens
+        )
 
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
@@ -300,8 +305,14 @@ class JetstreamEngine(RolloutEngine):
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
         like, held = slots.variables_like(), self._swaps.used
-        loaded = read_weights(version, self._store, like, fingerprint=None, held=held)
-        return laid_out(loaded, slots, made_by, self._discard)
+        # A file system may take minutes, and no program of several devices runs meanwhile.
+        with self._generating() if version.in_memory else nullcontext():
+            loaded = read_weights(version, self._store, like, fingerprint=None, held=held)
+            return laid_out(loaded, slots, made_by, self._discard, self._generating)
+
+    def _scored(self, weights: Arrays, tokens: np.ndarray) -> np.ndarray:
+        with self._generating():
+            return self._ready.result().logprobs(weights, tokens)
 
     def _discard(self, arrays: Arrays) -> None:
         with self._changed:
@@ -313,7 +324,8 @@ class JetstreamEngine(RolloutEngine):
         try:
             self._slots = slots = self._make_slots()
             if self._config.warm_up:
-                slots.warm_up()
+                with self._generating():
+                    slots.warm_up()
             scheduler = self._scheduler = Scheduler(
                 slots,
                 arrival_steps=self._config.arrival_steps,
@@ -352,14 +364,19 @@ class JetstreamEngine(RolloutEngine):
             more_waits = paused or self._admissible()
         if swap is not None:
             self._active = 0
-            self._swaps.perform(swap, slots, scheduler.forget_contexts)
+            with self._generating():
+                self._swaps.perform(swap, slots, scheduler.forget_contexts)
             return True
-        slots.insert(self._swaps.weights, prefills)
-        self._active = scheduler.active
-        if scheduler.active:
+        if not (prefills or scheduler.active):
+            self._active = 0
+            return True
+        with self._generating():
+            slots.insert(self._swaps.weights, prefills)
+            self._active = scheduler.active
             began_s = time.perf_counter()
-            ended = scheduler.advance(self._swaps.weights, more_waits)
+            ended = scheduler.advance(self._swaps.weights, more_waits) if scheduler.active else None
             self._decode_s += time.perf_counter() - began_s
+        if ended is not None:
             for job in ended:
                 job.deliver(job.samples)
             self._active = scheduler.active

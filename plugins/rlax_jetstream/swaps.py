@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,19 +128,27 @@ def laid_out(
     slots: DecodeSlots,
     made_by: Callable[[Arrays], Arrays],
     discard: Callable[[Arrays], None],
+    generating: Callable[[], AbstractContextManager[None]],
 ) -> Loaded:
     """The loaded weights in the layout that the slots' programs read fastest.
 
     Args:
       made_by: computes the fingerprint (uint32) of each array; returns name -> fingerprint.
       discard: called with the arrays to discard.
+      generating: see ``BuildContext``; for the fingerprints, which are computed later.
     """
     arrays = loaded.arrays
     assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
     slots.lay_out(arrays)
+    read = loaded.read
+
+    def fingerprints() -> Mapping[str, Any]:
+        with generating():
+            return slots.fingerprints(read, made_by)
+
     return replace(
         loaded,
-        fingerprints=functools.partial(slots.fingerprints, loaded.read, made_by),
+        fingerprints=fingerprints,
         discard=functools.partial(discard, arrays),
     )
 

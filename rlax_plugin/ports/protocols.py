@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -135,6 +136,9 @@ class BuildContext:
         may call it.
       hosts: the place of this process among the hosts of the trainer; None: hosts are not spoken
         of, so the trainer is one process with all devices that it finds.
+      generating: for a rollout engine: each of its computations on devices happens inside a block
+        of ``with generating():``, which waits while the trainer of the same process computes. In a
+        process of its own it never waits.
     """
 
     run_dir: Path
@@ -148,6 +152,7 @@ class BuildContext:
     functions: Mapping[str, str] = field(default_factory=dict)
     progress: Callable[[str, int], None] = _no_progress
     hosts: HostPlace | None = None
+    generating: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:
@@ -588,12 +593,14 @@ class Launcher(ABC):
         line of its log, and when it is tried again. The run shows each sentence once, and in its
         status.
       scaling: the rule by which the controller decides on the number of workers; None: it does not.
+      colocated: True if the controller has a worker in its own process, on the trainer's devices.
     """
 
     restarts: int = 0
     stop_s: float = 60.0
     failing: Mapping[str, str] = EMPTY
     scaling: ScalingRule | None = None
+    colocated: bool = False
 
     @abstractmethod
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:

@@ -45,6 +45,41 @@ def this_machine() -> str:
         return ""
 
 
+THIS_PROCESS = f"process:{secrets.token_hex(16)}"
+"""Names this process to its own parameter server: a reader in it gets arrays by reference."""
+
+
+class OwnArrays:
+    """The arrays of the newest version, for a reader in the process that made them."""
+
+    newest: tuple[bytes, Arrays] = b"", {}
+
+    @classmethod
+    def give(cls, arrays: Arrays) -> MemoryCopy:
+        """Replaces the arrays of the version before; they stay as they are on their devices."""
+        token = secrets.token_bytes(16)
+        cls.newest = token, arrays
+        return MemoryCopy(os.getpid(), -1, token)
+
+    @classmethod
+    def take(cls, token: bytes) -> Arrays:
+        """Returns the arrays that a version names, and lets go of them: they have one reader.
+
+        Raises:
+          WeightsUnreadableError: they are of another version, or were taken before.
+        """
+        found, arrays = cls.newest
+        if found != token:
+            raise WeightsUnreadableError("they are not the trainer's newest weights any more")
+        cls.forget()
+        return arrays
+
+    @classmethod
+    def forget(cls) -> None:
+        """Lets go of the arrays."""
+        cls.newest = b"", {}
+
+
 class MemoryCopies:
     """The copy of the newest version, held by the process that wrote it.
 
@@ -122,7 +157,7 @@ def _seals() -> int:
     return found
 
 
-def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, np.ndarray]:
+def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """The arrays of a copy; read-only, and in the same memory as those of other readers.
 
     Args:
@@ -132,6 +167,8 @@ def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, np.nd
       WeightsUnreadableError: the process has given it up, or is not on this machine, or this is no
         such copy.
     """
+    if copy.by_reference:
+        return dict(OwnArrays.take(copy.token))
     path = f"/proc/{copy.pid}/fd/{copy.descriptor}"
     places = list(_places({name: spec.nbytes for name, spec in tensors.items()}))
     size = _size(places)
@@ -163,7 +200,7 @@ def _array(memory: mmap.mmap, start: int, spec: TensorSpec) -> np.ndarray:
     return np.frombuffer(memory, dtype, count, start).reshape(spec.shape)
 
 
-def on_devices(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any]) -> dict[str, Any]:
+def on_devices(arrays: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Moves arrays to where others are: see ``WeightStore.load``.
 
     Args:

@@ -32,7 +32,7 @@ from rlax_plugin.weights.kept_versions import (
     versions_to_json,
 )
 from rlax_plugin.weights.leased_versions import TooManyLeasesError, VersionTable
-from rlax_plugin.weights.memory_copies import this_machine
+from rlax_plugin.weights.memory_copies import THIS_PROCESS, this_machine
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 from rlax_plugin.weights.streams import FileStreams
 
@@ -66,7 +66,8 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     Attributes:
       streams: sends the files of versions.
-      watched_here: open watches of readers that can read copies in memory.
+      watched_here: open watches of readers that can read copies in this machine's memory.
+      watched_inside: open watches of readers in this process.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
-        self._watches = self.watched_here = 0  # that are open
+        self._watches = self.watched_here = self.watched_inside = 0  # that are open
         self._machine = this_machine()
-        self._offered: WeightVersion | None = None  # in memory; perhaps not published yet
+        # In memory, perhaps not published yet: for readers of this machine, and in this process.
+        self._offered: dict[str, WeightVersion] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Registers this service with ``server``; call before the server starts."""
@@ -120,12 +122,20 @@ class ParameterServer(rpc.ParameterServerServicer):
         if (noting := self._note_versions()) is not None:
             await noting
 
-    async def offer(self, version: WeightVersion) -> None:
-        """Shows the next version, of which there is a copy in memory, to readers on this machine.
+    @property
+    def watched_elsewhere(self) -> int:
+        """Open watches of readers in other processes."""
+        return self._watches - self.watched_inside
+
+    async def offer(self, version: WeightVersion, inside: bool) -> None:
+        """Shows the next version, of which there is a copy in memory, to those who can read it.
 
         Nothing else knows of it until it is published.
+
+        Args:
+          inside: True if readers in this process can, False if the others of this machine can.
         """
-        self._offered = version
+        self._offered[THIS_PROCESS if inside else self._machine] = version
         self._wake()
 
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
@@ -143,8 +153,9 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
-        if self._offered is not None and (restart or self._offered.version < version.version):
-            self._offered = None
+        for memory, offered in list(self._offered.items()):
+            if restart or offered.version < version.version:
+                del self._offered[memory]
         for path in version.paths:
             self._doomed.pop(path, None)
         self._doomed |= dict.fromkeys(retired)
@@ -241,13 +252,17 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._watches >= MOST_WATCHES:
             reason = f"{MOST_WATCHES} watches are open, and no more are taken"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        here = bool(self._machine) and request.machine == self._machine
-        self._watches, self.watched_here = self._watches + 1, self.watched_here + here
+        self._counts(request.machine, 1)
         try:
-            async for version in self._news(request.after, here):
+            async for version in self._news(request.after, request.machine):
                 yield version
         finally:
-            self._watches, self.watched_here = self._watches - 1, self.watched_here - here
+            self._counts(request.machine, -1)
+
+    def _counts(self, machine: str, more: int) -> None:
+        self._watches += more
+        self.watched_here += more * (bool(self._machine) and machine == self._machine)
+        self.watched_inside += more * (machine == THIS_PROCESS)
 
     async def Files(self, request: pb.FilesRequest, context: Context) -> pb.FilesReply:
         return await self.streams.files(request, context)
@@ -257,16 +272,17 @@ class ParameterServer(rpc.ParameterServerServicer):
             async for chunk in chunks:
                 yield chunk
 
-    async def _news(self, after: int, here: bool) -> AsyncIterator[pb.Version]:
+    async def _news(self, after: int, machine: str) -> AsyncIterator[pb.Version]:
         # Numbers grow except over a restart, so another number than the reader's is news to it.
         seen = offer = (self._restarts, after)
         while not self._closed:
-            changed, latest, offered = self._changed, self._table.latest, self._offered
+            changed, latest = self._changed, self._table.latest
+            offered = self._offered.get(machine)
             if latest is not None and (self._restarts, latest.version) != seen:
                 seen = (self._restarts, latest.version)
                 # Returns once the reader has room; what was published meanwhile is skipped.
                 yield version_to_proto(latest)
-            elif here and offered and (self._restarts, offered.version) not in (seen, offer):
+            elif offered and (self._restarts, offered.version) not in (seen, offer):
                 offer = (self._restarts, offered.version)
                 yield version_to_proto(offered)
             else:

@@ -32,7 +32,7 @@ from rlax_plugin.base.types import BASE, Canary, TensorSpec, VersionPart, Weight
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.memory_copies import MemoryCopies
+from rlax_plugin.weights.memory_copies import MemoryCopies, OwnArrays
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 log = logging.getLogger("rlax.controller")
@@ -161,6 +161,7 @@ class Publisher:
         self._restart = True  # what the parameter server knows so far is another process's
         self._newest: dict[str, VersionPart] = {}  # parts of the last version, by name
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
+        self._to_write = set[int]()  # the versions that must be on disk whoever reads
         self.last_s, self.last_bytes = 0.0, 0
         self.last_written: tuple[float, float] | None = None
 
@@ -186,6 +187,10 @@ class Publisher:
     def _submit(self, weights: NewWeights, prints: _Prints) -> None:
         self._pending = self._worker.submit(self._run, weights, prints)
         self._pending.add_done_callback(self._ended)
+
+    def will_write(self, step: int) -> None:
+        """Has a version written even if only readers in this process want it; any thread."""
+        self._to_write.add(step)
 
     def holds(self, version: int) -> bool:
         """True if ``again`` would publish this version."""
@@ -234,13 +239,16 @@ class Publisher:
         }
         self._pace.weighs(sum(part.nbytes for part in parts.values()))
         offered = self._offer(WeightVersion(step, step, tuple(parts.values()), canary), fresh)
+        alone = offered == "inside" and self._near and not self._near.watched_elsewhere
+        if alone and step not in self._to_write:
+            return 0  # nobody else reads it, and a run is not continued from it
         for name, arrays in fresh.items():
             path = self._save(step, parts[name], arrays)
             parts[name] = dataclasses.replace(parts[name], path=path)
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._asks(step, f"announcing to the parameter server version {step}")
         version = WeightVersion(step, step, tuple(parts.values()), canary)
-        self._on_loop(self._make_visible(version, offered))
+        self._on_loop(self._make_visible(version, bool(offered)))
         self._newest = parts
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
         return sum(map(_nbytes, fresh.values()))
@@ -260,27 +268,39 @@ class Publisher:
         path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
         return path if name == BASE else f"{path}-{name}"
 
-    def _offer(self, version: WeightVersion, fresh: Mapping[str, Arrays]) -> bool:
-        """Hands a version over before it is written; False if it cannot be.
+    def _offer(self, version: WeightVersion, fresh: Mapping[str, Arrays]) -> str:
+        """Hands a version over before it is written.
 
         The first one of a process is not: it takes the place of versions of an earlier process.
+
+        Returns:
+          "inside" if a reader in this process has it, "here" if others of this machine do; empty:
+          it cannot be handed over before.
         """
         self._memory.close()  # the copy of the version before
         part, near = version.parts[0], self._near
-        if near is None or not near.watched_here or self._restart:
-            return False
-        if len(version.parts) > 1 or part.name not in fresh:
-            return False
-        if (copy := self._memory.add(fresh[part.name])) is None:
-            return False
-        self._asks(version.step, f"offering version {version.step} in memory")
-        offered = dataclasses.replace(version, parts=(dataclasses.replace(part, memory=copy),))
-        self._on_loop(self._offered(near, offered))
-        return True
+        if near is None or self._restart or len(version.parts) > 1 or part.name not in fresh:
+            return ""
+        arrays, offered = fresh[part.name], ""
+        for memory, watched in (("inside", near.watched_inside), ("here", near.watched_here)):
+            inside = memory == "inside"
+            if not watched:
+                continue
+            copy = OwnArrays.give(arrays) if inside else self._memory.add(arrays)
+            if copy is not None:
+                self._asks(version.step, f"offering version {version.step} in memory")
+                in_memory = (dataclasses.replace(part, memory=copy),)
+                shown = dataclasses.replace(version, parts=in_memory)
+                self._on_loop(self._offered(near, shown, inside=inside, first=not offered))
+                offered = offered or memory
+        return offered
 
-    async def _offered(self, near: ParameterServer, version: WeightVersion) -> None:
-        await near.offer(version)
-        self._on_visible(version)
+    async def _offered(
+        self, near: ParameterServer, version: WeightVersion, *, inside: bool, first: bool
+    ) -> None:
+        await near.offer(version, inside)
+        if first:
+            self._on_visible(version)
 
     def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
         """Saves arrays; returns their path."""
@@ -405,6 +425,7 @@ class Publisher:
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
         if ended:  # else its thread may be making a copy
             self._memory.close()
+            OwnArrays.forget()
 
 
 def _nbytes(arrays: Arrays) -> int:

@@ -64,7 +64,8 @@ class MemoryCopy:
     """A copy of a part in the memory of the machine, see ``weights/memory_copies.py``.
 
     Attributes:
-      pid: the process that has it; descriptor: its file descriptor there.
+      pid: the process that has it; descriptor: its file descriptor there; -1: it is no copy, but
+        the arrays themselves, for a reader in that process.
       token: 16 bytes at its beginning. A descriptor is used again, and the token is not.
 
     Raises:
@@ -76,8 +77,13 @@ class MemoryCopy:
     token: bytes
 
     def __post_init__(self) -> None:
-        if not (0 < self.pid < 2**31 and 0 <= self.descriptor < 2**31 and len(self.token) == 16):
+        if not (0 < self.pid < 2**31 and -1 <= self.descriptor < 2**31 and len(self.token) == 16):
             raise ValueError(f"a copy of weights in memory is {self}"[:200])
+
+    @property
+    def by_reference(self) -> bool:
+        """True if it is for a reader in the process that has it."""
+        return self.descriptor < 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Fleet(rpc.FleetServicer):
       training: True if at least one worker must follow the newest weights.
       had_worker: set once a worker could take groups.
       starting: notes what the workers do before they register.
-      here: id of a worker in this process -> how it is called; the others are called by gRPC.
+      here: id of a worker in this process -> makes the link of a registration; the others are
+        called by gRPC.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Fleet(rpc.FleetServicer):
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
         self.had_worker = asyncio.Event()
-        self.here: dict[str, WorkerLink] = {}
+        self.here: dict[str, Callable[[], WorkerLink]] = {}
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if why := malformed(request):
@@ -170,9 +171,11 @@ class Fleet(rpc.FleetServicer):
             holder.fenced = fences(request, holder)
             self.lose(holder, "was started again" if holder.fenced else "registered again")
         self._fence.note(request.worker, request.incarnation)
-        link = self.here.get(request.process) or RemoteLink(
-            connect(request.address, Secret(request.token, request.certificate))
-        )
+        if (here := self.here.get(request.process)) is not None:
+            link = here()
+        else:
+            secret = Secret(request.token, request.certificate)
+            link = RemoteLink(connect(request.address, secret))
         worker = Worker(
             name=request.worker,
             address=request.address,

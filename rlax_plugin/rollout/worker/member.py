@@ -27,6 +27,7 @@ from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.fleet.capabilities import to_proto
 from rlax_plugin.rollout.fleet.deadlines import while_loading
 from rlax_plugin.rollout.fleet.package_versions import own_versions
+from rlax_plugin.rollout.worker.colocated import OwnProcess
 from rlax_plugin.rollout.worker.endpoint import Endpoint
 from rlax_plugin.rollout.worker.following import Following
 from rlax_plugin.rollout.worker.joining import RunToJoin, join, leave, prepare
@@ -61,6 +62,8 @@ class Member:
       progress: of the open requests, from the engine's figures and True if weights are loaded.
       process: distinguishes this process from all others of its name.
       copies: receives the files of weights; None: the engine reads them at their path.
+      memory: of which it can read copies of weights, as ``this_machine`` and ``THIS_PROCESS`` name
+        it.
       incarnation: number of this start among those of its name; 0: they are not numbered.
 
     Attributes:
@@ -74,19 +77,21 @@ class Member:
         *,
         name: str,
         run: RunToJoin,
-        endpoint: Endpoint,
+        endpoint: Endpoint | OwnProcess,
         engine: RolloutEngine,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
         process: str = PROCESS,
         copies: LocalCopies | None = None,
         incarnation: int = 0,
+        memory: str | None = None,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
         self._deadlines: Deadlines = run.section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
         self._process, self._copies = process, copies
+        self._memory = this_machine() if memory is None else memory
         self._own_incarnation = incarnation
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
@@ -270,8 +275,8 @@ class Member:
 
     async def _watch(self, client: ParameterServerClient) -> None:
         engine = self._engine
-        machine = this_machine() if engine.reads_memory and self._copies is None else ""
-        async for version in client.watch(machine=machine):
+        memory = self._memory if engine.reads_memory and self._copies is None else ""
+        async for version in client.watch(machine=memory):
             self._versions.seen(version)
             self._newer.set()
             if not self._versions.confirmed:

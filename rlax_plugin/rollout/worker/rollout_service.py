@@ -130,12 +130,15 @@ class _Call:
 
     Attributes:
       unanswered: requests that are not finished.
+      caller: see ``RolloutService.drop``; dropped: True once it was called.
       owed: requests that must report once more.
       delivered: replies to be sent, in order; None marks the end.
       given_up: requests that get no samples.
     """
 
     unanswered: dict[Key, Request]
+    caller: object = None
+    dropped: bool = False
     owed: set[Key] = field(default_factory=set)
     given_up: set[Key] = field(default_factory=set)
     delivered: asyncio.Queue[Said | None] = field(default_factory=asyncio.Queue)
@@ -212,10 +215,15 @@ class RolloutService(rpc.RolloutServicer):
         except CallError as error:
             await context.abort(_STATUS[error.kind], str(error))
 
-    async def answers(self, requests: Sequence[Request]) -> AsyncGenerator[Said]:
+    async def answers(
+        self, requests: Sequence[Request], caller: object = None
+    ) -> AsyncGenerator[Said]:
         """Generates; yields what is said of the requests, until all are answered.
 
         Closing the generator ends the generation.
+
+        Args:
+          caller: see ``drop``.
 
         Raises:
           CallError: this worker takes no requests, or cannot answer them all.
@@ -225,7 +233,7 @@ class RolloutService(rpc.RolloutServicer):
         if not self._has_weights():
             raise CallError("this worker holds no weights yet", "gone")
         self._on_wanted(max((r.needs_version for r in requests), default=0))
-        call = _Call({r.key: r for r in requests})
+        call = _Call({r.key: r for r in requests}, caller)
         # When the caller gives up, this coroutine is cancelled, and with it the generation.
         generation = self._calls[call] = asyncio.ensure_future(
             self._engine.generate(requests, functools.partial(self._deliver, call))
@@ -235,8 +243,9 @@ class RolloutService(rpc.RolloutServicer):
             while (said := await call.delivered.get()) is not None:
                 yield said
             if generation.cancelled():
-                await self._end.wait()
-                raise CallError(self._leaving, "gone")
+                if not call.dropped:
+                    await self._end.wait()
+                raise CallError(self._leaving or "the call was ended", "gone")
             generation.result()  # raises what ended it early
         except WorkerError as error:
             raise CallError(str(error), "failed") from error
@@ -346,6 +355,13 @@ class RolloutService(rpc.RolloutServicer):
         self.draining, self._leaving = True, why
         for generation in self._calls.values():
             generation.cancel()
+
+    def drop(self, caller: object) -> None:
+        """Ends the calls of a caller in this process, which has let this worker go."""
+        for call, generation in self._calls.items():
+            if call.caller is caller:
+                call.dropped = True
+                generation.cancel()
 
     def end_calls(self) -> None:
         """Ends the open calls, so their callers use other workers."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.loop_thread import result_within
 from rlax_plugin.base.errors import DeadlineError, TrainingError
 from rlax_plugin.base.liveness.activity import Activity, ends_at
@@ -36,6 +37,8 @@ class ControllerPort(TrainerPort):
       controller: lives on ``loop``, which runs on another thread.
       publisher: takes the weights.
       leader: of the other hosts; None: there are none.
+      devices: are given to the trainer with each batch, until it waits for the next one; None: it
+        has devices of its own.
 
     Attributes:
       activity: the present activity of the trainer's thread.
@@ -47,9 +50,10 @@ class ControllerPort(TrainerPort):
         loop: asyncio.AbstractEventLoop,
         publisher: Publisher,
         leader: Leader | None = None,
+        devices: Devices | None = None,
     ):
         self._controller, self._loop, self._publisher = controller, loop, publisher
-        self._leader, self._sent_bytes = leader, 0
+        self._leader, self._sent_bytes, self._devices = leader, 0, devices
         self._section = section = controller.section
         self._canary_tokens = canary_tokens(
             controller.generation.source.prompts("train"), section.rollouts.max_prompt_tokens
@@ -94,6 +98,8 @@ class ControllerPort(TrainerPort):
         started = time.perf_counter()
         first = self._current is None
         deadline_s = self._section.deadlines.batch_s
+        if self._devices is not None:
+            self._devices.rest()
         if first:
             # No deadline of its own: each group of an evaluation has one.
             before = "what precedes training"
@@ -111,6 +117,8 @@ class ControllerPort(TrainerPort):
                 break
             self._publish_again(found)
             used_s = time.perf_counter() - began_s
+        if self._devices is not None:
+            self._devices.train(self._section.deadlines.group_s, "rlax.deadlines.group_s")
         self._publisher.forget()
         self._current = found
         batch, _ = found
@@ -164,6 +172,7 @@ class ControllerPort(TrainerPort):
         return decision
 
     def before_checkpoint(self, step: int) -> None:
+        self._publisher.will_write(step)  # so that the run's newest weights are not older
         what = f"the controller's snapshot of step {step}"
         ends = ends_at("rlax.deadlines.weights_s", self._section.deadlines.weights_s)
         self.activity.begins(f"writing {what}", ends)

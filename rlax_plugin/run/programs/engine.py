@@ -46,13 +46,13 @@ def run(config: ResolvedConfig, name: str, life: Life) -> None:
         await life(section, engine, terminated)
 
     try:
-        _check_scores(engine, section.rollouts.engine.name)
+        check_scores(engine, section.rollouts.engine.name)
         asyncio.run(until_told())
     finally:
         engine.close()
 
 
-def _check_scores(engine: RolloutEngine, name: str) -> None:
+def check_scores(engine: RolloutEngine, name: str) -> None:
     declared = engine.capabilities
     if not isinstance(declared, Capabilities):
         kind = type(declared).__name__

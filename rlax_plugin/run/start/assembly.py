@@ -7,6 +7,7 @@ import functools
 import os
 from dataclasses import dataclass
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.text.command_lines import pasteable
 from rlax_plugin.config.identity import host_hash
@@ -62,11 +63,13 @@ class Assembled:
 
     Attributes:
       leader: of the trainer's other hosts; None: there are none.
+      devices: shared by the trainer with a worker in this process; None: there is none.
     """
 
     controller: Controller
     publisher: Publisher
     leader: Leader | None = None
+    devices: Devices | None = None
 
 
 class _Assembly:
@@ -221,7 +224,7 @@ class _Assembly:
             on_published=controller.published,
         )
         self._supervision.spawn(publisher.show_slow(setup.dashboard.message))
-        return Assembled(controller, publisher, leader)
+        return Assembled(controller, publisher, leader, start.devices)
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.handing import to_bytes
@@ -28,16 +30,19 @@ from rlax_plugin.rollout.fleet.newest import NewestVersion
 from rlax_plugin.rollout.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.rollout.fleet.requests import sampling_params
 from rlax_plugin.rollout.fleet.scaling import Decision, Scaler
+from rlax_plugin.rollout.worker.joining import RunToJoin
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.key_ring import on_ring
 from rlax_plugin.rpc.security.operator_certificate import authority_of, served_identity
 from rlax_plugin.rpc.security.run_secrets import RunSecrets, Upkeep, run_secrets
+from rlax_plugin.rpc.security.secret import FollowedSecret
 from rlax_plugin.rpc.transport.doors import Door, listen
 from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.evaluation.evaluator import Evaluator
 from rlax_plugin.run.evaluation.problems import problem_sets
 from rlax_plugin.run.hosts.leading import HostsService, Leader
+from rlax_plugin.run.programs.colocated import colocated_worker
 from rlax_plugin.run.start.observed import ObservedRun, StatusService
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -45,6 +50,7 @@ from rlax_plugin.weights.parameter_server import ParameterServer
 log = logging.getLogger("rlax.controller")
 
 _LOOK_S = 0.1  # less than the shortest time for which a launcher says that a worker fails
+_ENGINE_S = 20.0  # for an engine in this process to end its thread
 _LONGEST_FAILING = 600  # characters of a sentence with a line of a worker's log
 
 
@@ -68,6 +74,7 @@ class GenerationStart:
       parameter_server: host:port.
       secrets: of the run.
       made: the parts that generate and score.
+      devices: those of this process, if a worker in it generates; None: no worker is in it.
       resized: receives a number of workers, and the decision to change it.
 
     Raises:
@@ -93,6 +100,7 @@ class GenerationStart:
         section, source = builder.section, prompts.source
         config: ResolvedConfig = builder.context.config or ResolvedConfig(section)
         launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
+        self._config, self.devices = config, Devices() if launcher.colocated else None
         rewards = self._reward_pool(section, "rlax.rewards")
         own_rewards = {
             name: self._reward_pool(
@@ -214,6 +222,12 @@ class GenerationStart:
             launcher.start(self.address, self._run_dir, self.secrets.worker_file),
         )
         spawn = self._running.supervision.spawn
+        if self.devices is not None:
+            secret = FollowedSecret(self.secrets.worker_file, "rlax.launcher")
+            content = sample_hash(self._config.content)
+            run = RunToJoin(self.address, self._config.section, content, secret)
+            life = spawn(colocated_worker(run, self._config, self.devices, made.fleet))
+            closing.ends("the engine", "rlax.launcher", partial(_ended, life), _ENGINE_S)
         spawn(made.fleet.watch())
         if made.scaler is not None:
             seen = made.dispatcher.backlog, made.fleet.workers
@@ -233,6 +247,12 @@ class GenerationStart:
                 secrets.of_worker.write(self._ring)
             except OSError as error:
                 log.warning("%s cannot be written: %s", self._ring, error.strerror)
+
+
+async def _ended(life: asyncio.Task[None]) -> None:
+    """Returns once a worker in this process has ended; the fleet has told it to."""
+    life.cancel()
+    await asyncio.wait({life})
 
 
 async def show_failing(launcher: Launcher, note: Callable[[str], None], every_s: float) -> None:

@@ -241,7 +241,10 @@ class _Run:
         self._dashboard.workers = controller.fleet.workers
         self._dashboard.waiting.beside = controller.generation.starting
         self._dashboard.waiting.begin(f"starting trainer {self._section.trainer.name}")
-        port = self._port = ControllerPort(controller, thread.loop, publisher, run.leader)
+        port = self._port = ControllerPort(
+            controller, thread.loop, publisher, run.leader, run.devices
+        )
+        publisher.will_write(self._setup.last_step)
         collector = StatusCollector(controller, self._setup.last_step)
         self._observed.controller_runs(collector, thread.loop, port.activity, publisher)
         running.last.callback(self._observed.controller_ended)
@@ -265,6 +268,8 @@ class _Run:
             finally:
                 self._port = None
                 port.activity.ends()
+                if run.devices is not None:
+                    run.devices.rest()
         publisher.wait()
         publisher.forget()
         # No deadline of its own: each group of an evaluation has one.

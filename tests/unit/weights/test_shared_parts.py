@@ -288,8 +288,9 @@ def test_what_a_void_version_shares_with_another_one_is_not_listed_for_deletion(
     async def crashes(server: ParameterServer) -> None:
         await run.publish(server, 3, "a", "3")
         await run.publish(server, 3, "b", "3-b", restart=True)  # as if another process did
-        only = (str(run.weights / "3"),)  # not "a": version 2 has it; while writing, "b" and "3-b"
-        await eventually(lambda: tuple(listed_versions(run.files, str(run.weights)).retired) == only)
+        weights = str(run.weights)
+        only = [f"{weights}/3"]  # not "a": version 2 has it; while it writes, also "b" and "3-b"
+        await eventually(lambda: list(listed_versions(run.files, weights).retired) == only)
         server._closed = True  # killed: nothing more is deleted
 
     async def resumed(server: ParameterServer) -> None:

@@ -223,6 +223,7 @@ class Policy:
         session = self._open(running, self._prompts(waiting), waiting)
         what, key = "serving the version", "rlax.deadlines.rpc_s"
         running.thread.run(session.publish(version), rpc_s, what, key)
+        session.trainer_ended()
         return session
 
     def _prompts(self, waiting: Waiting) -> RunPrompts:
@@ -301,5 +302,6 @@ class Policy:
             publisher.wait()
         finally:
             publisher.close()
+            session.trainer_ended()
             if not run.is_local:
                 running.closing.part().callback(run.delete, own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.types import Prompt, WeightVersion
 from rlax_plugin.config import RlaxSection
@@ -35,9 +36,13 @@ class Session:
     """
 
     def __init__(
-        self, supervision: Supervision, parameters: ParameterServer, generation: Generation
+        self,
+        supervision: Supervision,
+        parameters: ParameterServer,
+        generation: Generation,
+        devices: Devices | None = None,
     ):
-        self._supervision, self._parameters = supervision, parameters
+        self._supervision, self._parameters, self._devices = supervision, parameters, devices
         self.generation = generation
         self.weights = ""
 
@@ -45,6 +50,11 @@ class Session:
     def version(self) -> int:
         """The version that is measured; -1 until it is published."""
         return self.generation.fleet.newest.number
+
+    def trainer_ended(self) -> None:
+        """Lets a worker in this process use the devices, where no trainer does; any thread."""
+        if self._devices is not None:
+            self._devices.rest()
 
     async def writing(self, path: str) -> None:
         """Does nothing, see ``Announcer``: a session's files are removed with its directory."""
@@ -171,4 +181,4 @@ async def open_session(
         note=note,
     )
     await start.start()
-    return Session(running.supervision, parameters, start.made)
+    return Session(running.supervision, parameters, start.made, start.devices)

@@ -1,0 +1,85 @@
+"""The devices of a process that trains and generates in turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from rlax_plugin.base.errors import DeadlineError
+
+_LOOK_S = 60.0  # longest sleep of a thread that waits for its turn; it is woken when it comes
+
+
+class Devices:
+    """Who computes on the devices: the trainer alone, or the threads of the engine together.
+
+    The trainer has them at first, because it builds its model before there are weights to generate
+    with. Where both wait it goes first: its batch is complete. Programs of several devices that two
+    threads start in different orders could wait for each other for ever, and the memory for one
+    phase's intermediate arrays is free in the other.
+
+    Attributes:
+      rested: done once the trainer has let go for the first time.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        # All guarded by _changed:
+        self._training, self._trainer_waits, self._generating = True, False, 0
+        self._since_s = time.monotonic()
+        self.rested: Future[None] = Future()
+
+    @property
+    def phase(self) -> tuple[str, float]:
+        """What the devices are used for, and for how many seconds by now; any thread."""
+        with self._changed:
+            phase = "training" if self._training else "generation" if self._generating else "none"
+            return phase, time.monotonic() - self._since_s
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Waits until the trainer does not have the devices; it then waits for the block's end.
+
+        For one call of the engine, which is short, as training waits for it. Not to be nested.
+        """
+        with self._changed:
+            while self._training or self._trainer_waits:
+                self._changed.wait(_LOOK_S)
+            if not self._generating:
+                self._since_s = time.monotonic()
+            self._generating += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._generating -= 1
+                self._changed.notify_all()
+
+    def train(self, deadline_s: float, key: str) -> None:
+        """Gives the devices to the trainer, once the engine's present calls have ended.
+
+        Raises:
+          DeadlineError: they did not end in time.
+        """
+        with self._changed:
+            self._trainer_waits = True
+            try:
+                if not self._changed.wait_for(lambda: not self._generating, deadline_s):
+                    what = "the end of a call of the rollout engine, which has the devices,"
+                    raise DeadlineError(what, deadline_s, key)
+                self._training, self._since_s = True, time.monotonic()
+            finally:
+                self._trainer_waits = False
+                self._changed.notify_all()
+
+    def rest(self) -> None:
+        """Takes the devices from the trainer, which starts no computation until ``train``."""
+        with self._changed:
+            if self._training:
+                self._training, self._since_s = False, time.monotonic()
+            self._changed.notify_all()
+        if not self.rested.done():
+            self.rested.set_result(None)
