@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import yaml
 from command_line import rlax
 from documents import fences, read, sections
 from installs import on_path
+from runs import lines
+from test_docs_plugins import shell
 
 PAGE = sections(read("your_reward.md"), 2)
 TRY, OWN = PAGE["Try it: rlax score"], PAGE["Write your own"]
@@ -123,3 +126,11 @@ def test_the_page_names_every_reward_of_the_plug_in() -> None:
 
     (table,) = [text for name, text in PAGE.items() if name == "Rewards that exist"]
     assert all(f"| `{name}` |" in table for name in rlax_rewards.rlax_register_reward())
+
+
+@pytest.mark.long
+def test_the_config_that_scores_trains_as_well(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "try.yml", tmp_path)
+    shell(tmp_path, "rlax train try.yml steps=2")
+    steps = [line["step"] for line in lines(tmp_path / "runs/try/metrics.jsonl")]
+    assert steps == [1, 2]
