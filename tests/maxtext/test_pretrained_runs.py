@@ -159,6 +159,8 @@ def test_the_run_of_verl_that_was_moved_trains(home: Path) -> None:
             for number in range(first, first + 32)
         ]
         parquet.write_table(pa.Table.from_pylist(rows), home / "data" / f"{split}.parquet")
+    said = " ".join(done("check", "moved.yml", cwd=home).split())
+    assert "warning: hardware is tpu, and this machine has no such device" in said
     small = ("steps=4", "checkpoint_period=4", "per_device_batch_size=16", "dtype=float32")
     sizes = ("rlax.rollouts.groups_per_step=8", "rlax.rollouts.group_size=4")
     rest = ("rlax.evaluation.every=1", "rlax.evaluation.problems=8", "rlax.launcher.workers=1")
@@ -173,6 +175,7 @@ def test_the_run_of_verl_that_was_moved_trains(home: Path) -> None:
 def test_the_config_of_maxtext_with_one_more_key_trains(home: Path) -> None:
     (home / "mine.yml").write_text(fences(read("from_maxtext.md"), "yaml")[0])
     (home / "plugins").symlink_to(ROOT / "plugins")
+    assert "135,488 parameters" in done("check", "mine.yml", cwd=home)
     done("train", "mine.yml", "run_name=moved", "steps=2", "rlax.evaluation.problems=8", cwd=home)
     run = RunFiles(home / "runs" / "moved")
     lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
