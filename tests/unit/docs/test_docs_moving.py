@@ -1,20 +1,24 @@
-"""The examples of docs/from_verl.md and docs/from_maxtext.md say the same before and after."""
+"""The examples of the pages docs/from_*.md say the same before and after."""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 import yaml
-from documents import ROOT, fences, prose, read
+from command_line import rlax
+from documents import ROOT, fences, prose, read, sections
 
 from rlax_plugin.build import registry_of
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.tools.commands.reference import sections as config_sections
 
-VERL, MAXTEXT, TRL = (read(f"from_{name}.md") for name in ("verl", "maxtext", "trl"))
+PAGES = {name: read(f"from_{name}.md") for name in ("verl", "maxtext", "trl", "tunix")}
+VERL, MAXTEXT, TUNIX = PAGES["verl"], PAGES["maxtext"], PAGES["tunix"]
 
 
 def resolved(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResolvedConfig:
@@ -25,7 +29,8 @@ def resolved(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reso
         base.parent.mkdir(parents=True)
         base.write_text("base_config: base.yml\n")
     for code in fences(page, "python"):
-        (tmp_path / "scores.py").write_text(code)
+        (file,) = re.findall(r'function: "(\w+\.py):', block)
+        (tmp_path / file).write_text(code)
     path = tmp_path / "page.yml"
     path.write_text(block)
     monkeypatch.chdir(tmp_path)
@@ -83,14 +88,81 @@ def test_the_config_of_maxtext_has_one_more_key(
     )
 
 
-@pytest.mark.parametrize("page", [VERL, MAXTEXT, TRL], ids=["verl", "maxtext", "trl"])
+def keywords_of(script: str) -> dict[str, object]:
+    """The keyword arguments of a script's calls whose values are numbers."""
+    calls = (node for node in ast.walk(ast.parse(script)) if isinstance(node, ast.Call))
+    return {
+        str(keyword.arg): keyword.value.value
+        for call in calls
+        for keyword in call.keywords
+        if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, int | float)
+    }
+
+
+def test_the_config_says_what_the_script_of_tunix_and_the_command_of_maxtext_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, command = fences(TUNIX, "text")
+    tunix, driver = keywords_of(script), dict(re.findall(r"^ +([\w.]+)=(\S+)", command, re.M))
+    config = resolved(TUNIX, tmp_path, monkeypatch)
+    maxtext, rollouts, objective = config.maxtext, config.section.rollouts, config.section.objective
+    prompts = rollouts.groups_per_step
+    described = sections(read("objectives.md"), 3)["tunix/grpo"]
+    preset = yaml.safe_load(fences(described, "yaml")[0])
+    assert objective.preset == "tunix/grpo"
+    pairs = {
+        ("b1", ""): maxtext["adam_b1"],
+        ("b2", "adam_b2"): maxtext["adam_b2"],
+        ("weight_decay", ""): maxtext["adam_weight_decay"],
+        ("max_norm", "gradient_clipping_threshold"): maxtext["gradient_clipping_threshold"],
+        ("max_steps", "num_batches"): maxtext["steps"],
+        ("mini_batch_size", "batch_size"): prompts // objective.mini_batches,
+        ("train_micro_batch_size",) * 2: prompts // maxtext["gradient_accumulation_steps"],
+        ("eval_every_n_steps", "eval_interval"): config.section.evaluation.every,
+        ("save_interval_steps", "checkpoint_period"): maxtext["checkpoint_period"],
+        ("max_to_keep", "max_num_checkpoints_to_keep"): maxtext["max_num_checkpoints_to_keep"],
+        ("max_prompt_length", "max_prefill_predict_length"): rollouts.max_prompt_tokens,
+        ("max_tokens_to_generate", ""): rollouts.max_new_tokens,
+        ("", "max_target_length"): rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        ("temperature", "decode_sampling_temperature"): rollouts.temperature,
+        ("", "learning_rate"): maxtext["learning_rate"],
+        ("num_generations", "rl.num_generations"): rollouts.group_size,
+        ("beta", "rl.grpo_beta"): preset["kl"]["coefficient"],
+        ("epsilon", "rl.grpo_epsilon"): preset["grad_1"]["low"],
+    }
+    assert tunix == {theirs: value for (theirs, _), value in pairs.items() if theirs}
+    ours = {theirs: value for (_, theirs), value in pairs.items() if theirs}
+    assert {key: type(value)(driver[key]) for key, value in ours.items()} == ours
+    others = {"model_name", "load_parameters_path", "reward_functions_path", "reward_functions"}
+    assert driver.keys() == ours.keys() | others | {"decode_sampling_top_k"}
+    rows = maxtext["per_device_batch_size"] * maxtext["gradient_accumulation_steps"]
+    assert rows == prompts * rollouts.group_size and maxtext["max_target_length"] == 1024
+    correct = runpy.run_path("rewards.py")["correct"]
+    texts, answers = ["so 12", "so 13"], ["6 + 6 #### 12"] * 2
+    assert correct(prompts=["?"] * 2, completions=texts, answer=answers) == [1.0, 0.0]
+    assert correct(["?"] * 2, texts, answers, tmvp_config=None) == [1.0, 0.0]
+
+
+def test_rlax_check_accepts_the_config_of_the_page_for_tunix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved(TUNIX, tmp_path, monkeypatch)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        row = {"question": "6 + 6?", "answer": "6 + 6 #### 12"}
+        (tmp_path / "data" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    checked = rlax("check", "page.yml", "--fast")
+    assert checked.exit_code == 0, checked.output
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_presets_and_parts_of_the_tables_exist(page: str) -> None:
     offers = registry_of(()).offers
     for name in re.findall(r"`rlax explain ([\w/]+)`|`preset=\"([\w/]+)\"`", prose(page)):
         assert "".join(name) in offers["objective"]
-    rows = dict(re.findall(r"^\| .* \| `(rlax\.objective\.[\w.]+)`: (.*) \|$", prose(page), re.M))
+    rows = re.findall(r"^\| .* \| `(rlax\.objective\.[\w.]+)`: (.*) \|$", prose(page), re.M)
     kinds = {"aggregation": "aggregation", "preset": "objective"}
-    for key, values in rows.items():
+    for key, values in rows:
         known = offers[kinds[key.rpartition(".")[2]]]
         named = {one for one in re.findall(r"`([\w/]+)`", values) if "_" in one or one in known}
         assert named and named <= known.keys(), (key, named - known.keys())
@@ -99,7 +171,7 @@ def test_presets_and_parts_of_the_tables_exist(page: str) -> None:
 def test_all_keys_of_sections_in_the_tables_exist() -> None:
     known = {key.key for section in config_sections() for key in section.keys}
     known |= {section.title for section in config_sections()}
-    for page in (VERL, MAXTEXT, TRL):
+    for page in PAGES.values():
         keys = set(re.findall(r"`(rlax\.(?:rollouts|staleness|batches|evaluation)\.\w+)`", page))
         assert keys and keys <= known, keys - known
     assert (ROOT / "plugins/rlax_arithmetic/tokenizer_files").is_dir()  # which a page names
