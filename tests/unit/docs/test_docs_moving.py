@@ -15,6 +15,7 @@ from documents import ROOT, fences, prose, read, sections
 
 from rlax_plugin.build import registry_of
 from rlax_plugin.config.loading import ResolvedConfig, resolve
+from rlax_plugin.tools.commands.reference import PARTS
 from rlax_plugin.tools.commands.reference import sections as config_sections
 
 PAGES = {name: read(f"from_{name}.md") for name in ("verl", "maxtext", "trl", "tunix")}
@@ -166,6 +167,21 @@ def test_presets_and_parts_of_the_tables_exist(page: str) -> None:
         known = offers[kinds[key.rpartition(".")[2]]]
         named = {one for one in re.findall(r"`([\w/]+)`", values) if "_" in one or one in known}
         assert named and named <= known.keys(), (key, named - known.keys())
+
+
+def test_options_of_parts_in_the_tables_exist() -> None:
+    offers = registry_of(()).offers
+    wrong, checked = set[str](), 0
+    for page in PAGES.values():
+        for key in set(re.findall(r"`(rlax(?:\.[a-z_0-9]+)+)", page)):
+            place, _, option = key.rpartition(".")
+            if place not in PARTS:
+                continue
+            parts = [offer.extension.config_class for offer in offers[PARTS[place]].values()]
+            checked += 1
+            if not any(option in one.model_fields for one in parts):
+                wrong.add(key)
+    assert checked >= 10 and wrong == set()
 
 
 def test_all_keys_of_sections_in_the_tables_exist() -> None:
