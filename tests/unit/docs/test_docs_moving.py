@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import runpy
@@ -154,6 +155,17 @@ def test_rlax_check_accepts_the_config_of_the_page_for_tunix(
         (tmp_path / "data" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
     checked = rlax("check", "page.yml", "--fast")
     assert checked.exit_code == 0, checked.output
+
+
+def test_the_keys_of_maxtext_in_the_tables_for_tunix_are_those_of_the_installed_version() -> None:
+    maxtext = importlib.util.find_spec("maxtext")
+    assert maxtext is not None and maxtext.submodule_search_locations
+    configs = Path(maxtext.submodule_search_locations[0]) / "configs"
+    texts = [(configs / name).read_text() for name in ("base.yml", "post_train/rl.yml", "types.py")]
+    known = set(re.findall(r"^ *(\w+) ?:", "\n".join(texts), re.MULTILINE))
+    columns = re.findall(r"^\| [^|]* \| ([^|]*) \| ", prose(TUNIX), re.MULTILINE)
+    keys = {key for cell in columns for key in re.findall(r"`(?:rl\.|lora\.)?(\w+)`", cell)}
+    assert len(keys) >= 40 and keys - known == {"yml"}  # of the headings
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
