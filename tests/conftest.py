@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import compileall
 import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Generator
@@ -37,6 +39,8 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
+
+COROUTINE_S = 240.0
 
 LEFTOVERS = pytest.StashKey[Leftovers]()
 
@@ -114,6 +118,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     init_grpc_aio()
     session.config.stash[LEFTOVERS] = leftovers = Leftovers()
     session.config.add_cleanup(leftovers.close)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on an event loop of its own, for a limited time."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted})
+    asyncio.run(asyncio.wait_for(test, COROUTINE_S))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

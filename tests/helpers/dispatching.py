@@ -233,7 +233,3 @@ def request(group: int, samples: int = 2, **changes: Any) -> Request:
 def exactly(version: int, number: int = 0) -> Request:
     """A request of an evaluation, for one version."""
     return request(0, key=Key("evaluate", number), exactly=version)
-
-
-def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))

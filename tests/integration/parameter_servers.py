@@ -108,7 +108,3 @@ async def acquire_and_die(address, number):
     async with connect(address, doors.SECRETS.of_worker) as connection:
         request = pb.AcquireRequest(version=number, holder="dead")
         await rpc.ParameterServerStub(connection).Acquire(request, timeout=LIMIT_S)
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 3 * LIMIT_S))

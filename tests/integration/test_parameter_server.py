@@ -13,7 +13,6 @@ from parameter_servers import (
     Steady,
     acquire_and_die,
     client_of,
-    run,
     serving,
     version,
 )
@@ -27,164 +26,140 @@ from rlax_plugin.testing.builders import make_version
 from rlax_plugin.weights.leased_versions import MOST_LEASES_OF_ONE
 
 
-def test_latest_is_what_was_published_with_every_field():
-    async def main():
-        async with serving(Deleted()) as (service, address), client_of(address) as client:
-            assert await client.latest() is None
+async def test_latest_is_what_was_published_with_every_field():
+    async with serving(Deleted()) as (service, address), client_of(address) as client:
+        assert await client.latest() is None
+        await service.publish(version(0))
+        assert await client.latest() == version(0)
+        await client.publish(version(1))
+        assert await client.latest() == version(1) == service.latest
+        with pytest.raises(WeightsError, match="after version 1"):
+            await client.publish(make_version(1, "/w/other"))
+        with pytest.raises(WeightsError, match="after version 1"):
             await service.publish(version(0))
+
+
+async def test_a_server_inside_a_trainer_has_no_publish():
+    store = Deleted()
+    async with serving(store, published_in=None) as (service, address):
+        await service.publish(version(0))
+        async with client_of(address) as client:
+            with pytest.raises(WeightsError, match="PERMISSION_DENIED"):
+                await client.publish(make_version(1, "/etc"), restart=True)
             assert await client.latest() == version(0)
-            await client.publish(version(1))
-            assert await client.latest() == version(1) == service.latest
-            with pytest.raises(WeightsError, match="after version 1"):
-                await client.publish(make_version(1, "/w/other"))
-            with pytest.raises(WeightsError, match="after version 1"):
-                await service.publish(version(0))
-
-    run(main())
+    assert store.paths == []
 
 
-def test_a_server_inside_a_trainer_has_no_publish():
-    async def main():
-        store = Deleted()
-        async with serving(store, published_in=None) as (service, address):
-            await service.publish(version(0))
-            async with client_of(address) as client:
-                with pytest.raises(WeightsError, match="PERMISSION_DENIED"):
-                    await client.publish(make_version(1, "/etc"), restart=True)
-                assert await client.latest() == version(0)
-        assert store.paths == []
-
-    run(main())
+async def test_only_what_lies_in_the_runs_directory_is_published_and_deleted():
+    store = Deleted()
+    async with serving(store, keep=1) as (service, address), client_of(address) as client:
+        await client.publish(version(0))
+        for path in ("/etc", "/w", "/w/..", "/w/1/2", "w/1", ""):
+            with pytest.raises(WeightsError, match="takes only what is directly in /w"):
+                await client.publish(make_version(1, path))
+        await client.publish(version(1))
+        await store.wait_for(1)
+        assert store.paths == ["/w/0"] and service.latest == version(1)
 
 
-def test_only_what_lies_in_the_runs_directory_is_published_and_deleted():
-    async def main():
-        store = Deleted()
-        async with serving(store, keep=1) as (service, address), client_of(address) as client:
-            await client.publish(version(0))
-            for path in ("/etc", "/w", "/w/..", "/w/1/2", "w/1", ""):
-                with pytest.raises(WeightsError, match="takes only what is directly in /w"):
-                    await client.publish(make_version(1, path))
-            await client.publish(version(1))
-            await store.wait_for(1)
-            assert store.paths == ["/w/0"] and service.latest == version(1)
-
-    run(main())
-
-
-def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
-    async def main():
-        store = Deleted()
-        served = serving(store, kind=CountsRenewals, keep=1, lease_s=0.6, clock=Steady(0.1))
-        async with served as (service, address), client_of(address) as client:
-            await service.publish(version(0))
-            await service.publish(version(1))
-            await store.wait_for(1)
-            async with client.acquire(1):
-                await acquire_and_die(address, 1)
-                await service.publish(version(2))
-                # A lease is renewed three times in its life.
-                await eventually(lambda: service.renewed >= 7)
-                assert store.paths == ["/w/0"]
-            # Released by the living, expired for the dead.
-            assert await store.wait_for(2) == ["/w/0", "/w/1"]
-
-    run(main())
+async def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
+    store = Deleted()
+    served = serving(store, kind=CountsRenewals, keep=1, lease_s=0.6, clock=Steady(0.1))
+    async with served as (service, address), client_of(address) as client:
+        await service.publish(version(0))
+        await service.publish(version(1))
+        await store.wait_for(1)
+        async with client.acquire(1):
+            await acquire_and_die(address, 1)
+            await service.publish(version(2))
+            # A lease is renewed three times in its life.
+            await eventually(lambda: service.renewed >= 7)
+            assert store.paths == ["/w/0"]
+        # Released by the living, expired for the dead.
+        assert await store.wait_for(2) == ["/w/0", "/w/1"]
 
 
-def test_an_expired_lease_lets_go_without_another_call():
+async def test_an_expired_lease_lets_go_without_another_call():
     """The version is deleted, and first taken off the record of those that are there."""
     recorded: list[str] = []
 
-    async def main():
-        store = Deleted()
-        served = serving(store, keep=1, lease_s=2.0, record=recorded.append, clock=Steady())
-        async with served as (service, address):
-            await service.publish(version(0))
-            await acquire_and_die(address, 0)
-            await service.publish(version(1))
-            assert await store.wait_for(1) == ["/w/0"]
-
-    run(main())
+    store = Deleted()
+    served = serving(store, keep=1, lease_s=2.0, record=recorded.append, clock=Steady())
+    async with served as (service, address):
+        await service.publish(version(0))
+        await acquire_and_die(address, 0)
+        await service.publish(version(1))
+        assert await store.wait_for(1) == ["/w/0"]
     found = [[v["version"] for v in json.loads(text)["versions"]] for text in recorded]
     assert found == [[0], [0, 1], [1]]
 
 
-def test_watchers_see_versions_in_order_from_where_they_stand():
-    async def main():
-        async with serving(Deleted()) as (service, address), client_of(address) as client:
-            await service.publish(version(0))
-            await service.publish(version(1))
-            seen, arrived = [], asyncio.Event()
+async def test_watchers_see_versions_in_order_from_where_they_stand():
+    async with serving(Deleted()) as (service, address), client_of(address) as client:
+        await service.publish(version(0))
+        await service.publish(version(1))
+        seen, arrived = [], asyncio.Event()
 
-            async def watch(after):
-                async for found in client.watch(after):
-                    seen.append((after, found.version))
-                    arrived.set()
+        async def watch(after):
+            async for found in client.watch(after):
+                seen.append((after, found.version))
+                arrived.set()
 
-            watchers = [asyncio.ensure_future(watch(after)) for after in (-1, 0, 1)]
+        watchers = [asyncio.ensure_future(watch(after)) for after in (-1, 0, 1)]
 
-            async def until(count):
-                while len(seen) < count:
-                    arrived.clear()
-                    await arrived.wait()
+        async def until(count):
+            while len(seen) < count:
+                arrived.clear()
+                await arrived.wait()
 
-            await until(2)
-            assert sorted(seen) == [(-1, 1), (0, 1)]
-            for number in (2, 3):
-                await service.publish(version(number))
-                await until(2 + 3 * (number - 1))
-            assert sorted(seen) == [
-                *[(-1, 1), (-1, 2), (-1, 3)],
-                *[(0, 1), (0, 2), (0, 3)],
-                *[(1, 2), (1, 3)],
-            ]
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.wait(watchers)
-
-    run(main())
+        await until(2)
+        assert sorted(seen) == [(-1, 1), (0, 1)]
+        for number in (2, 3):
+            await service.publish(version(number))
+            await until(2 + 3 * (number - 1))
+        assert sorted(seen) == [
+            *[(-1, 1), (-1, 2), (-1, 3)],
+            *[(0, 1), (0, 2), (0, 3)],
+            *[(1, 2), (1, 3)],
+        ]
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.wait(watchers)
 
 
-def test_no_call_waits_without_a_deadline():
-    async def main():
-        async with client_of("127.0.0.1:1") as client:  # rejected
-            with pytest.raises(WeightsUnreadableError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
-                await client.latest()
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
-        async with client_of(f"127.0.0.1:{port}", rpc_s=0.2) as client:
-            with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.rpc_s"):
-                async with client.acquire():
-                    pass
-        silent.close()
-
-    run(main())
+async def test_no_call_waits_without_a_deadline():
+    async with client_of("127.0.0.1:1") as client:  # rejected
+        with pytest.raises(WeightsUnreadableError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
+            await client.latest()
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    async with client_of(f"127.0.0.1:{port}", rpc_s=0.2) as client:
+        with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.rpc_s"):
+            async with client.acquire():
+                pass
+    silent.close()
 
 
-def test_leases_of_a_reader_and_watches_are_limited(monkeypatch):
+async def test_leases_of_a_reader_and_watches_are_limited(monkeypatch):
     monkeypatch.setattr("rlax_plugin.weights.parameter_server.MOST_WATCHES", 1)
     request, watching = pb.AcquireRequest(version=0, holder="greedy"), pb.WatchRequest(after=-1)
 
-    async def main():
-        async with (
-            serving(Deleted()) as (service, address),
-            client_of(address) as other,
-            connect(address, doors.SECRETS.of_worker) as connection,
-        ):
-            await service.publish(version(0))
-            stub = rpc.ParameterServerStub(connection)
-            for _ in range(MOST_LEASES_OF_ONE):
-                await stub.Acquire(request, timeout=LIMIT_S)
-            with pytest.raises(grpc.aio.AioRpcError, match="greedy holds 100 leases"):
-                await stub.Acquire(request, timeout=LIMIT_S)
-            async with other.acquire(0) as held:
-                assert held == version(0)
-            watch = stub.Watch(watching, timeout=LIMIT_S)
-            assert (await watch.read()).version == 0
-            with pytest.raises(grpc.aio.AioRpcError, match="1 watches are open"):
-                await stub.Watch(watching, timeout=LIMIT_S).read()
-            watch.cancel()
-            assert (await anext(other.watch())).version == 0
-
-    run(main())
+    async with (
+        serving(Deleted()) as (service, address),
+        client_of(address) as other,
+        connect(address, doors.SECRETS.of_worker) as connection,
+    ):
+        await service.publish(version(0))
+        stub = rpc.ParameterServerStub(connection)
+        for _ in range(MOST_LEASES_OF_ONE):
+            await stub.Acquire(request, timeout=LIMIT_S)
+        with pytest.raises(grpc.aio.AioRpcError, match="greedy holds 100 leases"):
+            await stub.Acquire(request, timeout=LIMIT_S)
+        async with other.acquire(0) as held:
+            assert held == version(0)
+        watch = stub.Watch(watching, timeout=LIMIT_S)
+        assert (await watch.read()).version == 0
+        with pytest.raises(grpc.aio.AioRpcError, match="1 watches are open"):
+            await stub.Watch(watching, timeout=LIMIT_S).read()
+        watch.cancel()
+        assert (await anext(other.watch())).version == 0

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 from doors import SECRETS
-from parameter_servers import run
 from streamed_parts import (
     BODY,
     Sends,
@@ -32,40 +31,34 @@ from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.local_copies import local_copies
 
 
-def test_a_worker_writes_nothing_that_a_server_may_not_list(tmp_path: Path) -> None:
+async def test_a_worker_writes_nothing_that_a_server_may_not_list(tmp_path: Path) -> None:
     class Lists(Sends):
         async def Files(self, request: Any, context: Any) -> pb.FilesReply:
             return pb.FilesReply(files=[pb.File(name="../escaped", size=1)])
 
-    async def main() -> None:
-        with local_copies(settings(tmp_path)) as copies:
-            assert copies is not None
-            async with serves(tmp_path, kind=Lists) as (service, address):
-                await service.publish(version(0, part(tmp_path, "0", body=b"x")))
-                before = sorted(tmp_path.rglob("*"))
-                with pytest.raises(WeightsUnreadableError, match="no plain relative path"):
-                    await copy(copies, address)
-                assert service.asked == [] and sorted(tmp_path.rglob("*")) == before
-
-    run(main())
+    with local_copies(settings(tmp_path)) as copies:
+        assert copies is not None
+        async with serves(tmp_path, kind=Lists) as (service, address):
+            await service.publish(version(0, part(tmp_path, "0", body=b"x")))
+            before = sorted(tmp_path.rglob("*"))
+            with pytest.raises(WeightsUnreadableError, match="no plain relative path"):
+                await copy(copies, address)
+            assert service.asked == [] and sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_full_disk_is_seen_before_the_first_byte(tmp_path: Path, monkeypatch: Any) -> None:
     class Full:
         free = 65 << 20
 
     monkeypatch.setattr("rlax_plugin.weights.local_copies.shutil.disk_usage", lambda place: Full)
 
-    async def main() -> None:
-        with local_copies(settings(tmp_path)) as copies:
-            assert copies is not None
-            async with serves(tmp_path) as (service, address):
-                await service.publish(version(0, part(tmp_path, "0")))
-                with pytest.raises(WeightsUnreadableError, match="has 65 MiB left, and part base"):
-                    await copy(copies, address)
-                assert service.asked == []
-
-    run(main())
+    with local_copies(settings(tmp_path)) as copies:
+        assert copies is not None
+        async with serves(tmp_path) as (service, address):
+            await service.publish(version(0, part(tmp_path, "0")))
+            with pytest.raises(WeightsUnreadableError, match="has 65 MiB left, and part base"):
+                await copy(copies, address)
+            assert service.asked == []
 
 
 async def status(call: Any) -> str:
@@ -77,66 +70,60 @@ async def status(call: Any) -> str:
     return "OK"
 
 
-def test_a_server_sends_only_what_is_listed_and_leased(tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "secret").write_bytes(b"key")
-        published = version(0, part(tmp_path, "0"))
-        async with served(tmp_path, published) as (_, address), held(address) as (client, one):
+async def test_a_server_sends_only_what_is_listed_and_leased(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"key")
+    published = version(0, part(tmp_path, "0"))
+    async with served(tmp_path, published) as (_, address), held(address) as (client, one):
 
-            async def fetch(within_s: float | None = 50.0, **changes: Any) -> str:
-                good = {"lease": one.lease, "part": "base", "file": "small", "offset": 0}
-                async with connect(address, SECRETS.of_worker) as connection:
-                    stub = rpc.ParameterServerStub(connection)
-                    request = pb.FetchRequest(**good | changes)
-                    return await status(stub.Fetch(request, timeout=within_s))
+        async def fetch(within_s: float | None = 50.0, **changes: Any) -> str:
+            good = {"lease": one.lease, "part": "base", "file": "small", "offset": 0}
+            async with connect(address, SECRETS.of_worker) as connection:
+                stub = rpc.ParameterServerStub(connection)
+                request = pb.FetchRequest(**good | changes)
+                return await status(stub.Fetch(request, timeout=within_s))
 
-            assert await fetch() == "OK"
-            assert await fetch(offset=5) == "OK"  # its end
-            for file in ("../secret", "../../secret", str(tmp_path / "secret"), "", ".", "small/"):
-                assert await fetch(file=file) == "INVALID_ARGUMENT", file
-            for offset in (-1, 6, 2**62):
-                assert await fetch(offset=offset) == "INVALID_ARGUMENT", offset
-            for name in ("", "..", "../0", "adapter"):
-                assert await fetch(part=name) == "INVALID_ARGUMENT", name
-            assert await fetch(lease="x") == await fetch(lease="") == "NOT_FOUND"
-            # A reader that never reads must not hold its place for ever.
-            assert await fetch(within_s=None) == await fetch(within_s=999) == "INVALID_ARGUMENT"
-            with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
-                await client.files(dataclasses.replace(one, lease="x"), "base")
-
-    run(main())
+        assert await fetch() == "OK"
+        assert await fetch(offset=5) == "OK"  # its end
+        for file in ("../secret", "../../secret", str(tmp_path / "secret"), "", ".", "small/"):
+            assert await fetch(file=file) == "INVALID_ARGUMENT", file
+        for offset in (-1, 6, 2**62):
+            assert await fetch(offset=offset) == "INVALID_ARGUMENT", offset
+        for name in ("", "..", "../0", "adapter"):
+            assert await fetch(part=name) == "INVALID_ARGUMENT", name
+        assert await fetch(lease="x") == await fetch(lease="") == "NOT_FOUND"
+        # A reader that never reads must not hold its place for ever.
+        assert await fetch(within_s=None) == await fetch(within_s=999) == "INVALID_ARGUMENT"
+        with pytest.raises(grpc.aio.AioRpcError, match="NOT_FOUND"):
+            await client.files(dataclasses.replace(one, lease="x"), "base")
 
 
-def test_readers_wait_for_their_turn(tmp_path: Path) -> None:
+async def test_readers_wait_for_their_turn(tmp_path: Path) -> None:
     """Two of five have a stream at a time, and one reader has at most two streams."""
     published = version(0, part(tmp_path, "0"))
 
-    async def main() -> None:
-        open_at_once: list[int] = []
+    open_at_once: list[int] = []
 
-        def noted(chunk: pb.Chunk, number: int) -> pb.Chunk:
-            open_at_once.append(service.streams._open.total())
-            return chunk
+    def noted(chunk: pb.Chunk, number: int) -> pb.Chunk:
+        open_at_once.append(service.streams._open.total())
+        return chunk
 
-        async with served(tmp_path, published, streams=2) as (service, address):
-            service.most = 1  # each stands still after a chunk
-            async with held(address) as (client, one):
-                streams = [client.fetch(one, "base", "body", 0, 50.0) for _ in range(3)]
-                first = [await anext(aiter(stream)) for stream in streams[:2]]
-                assert [chunk.offset for chunk in first] == [0, 0]
-                assert await status(streams[2]) == "RESOURCE_EXHAUSTED"
-                for stream in streams:
-                    stream.cancel()
-            await eventually(lambda: not service.streams._open.total())
-            service.most, service.changed = 10**9, noted
+    async with served(tmp_path, published, streams=2) as (service, address):
+        service.most = 1  # each stands still after a chunk
+        async with held(address) as (client, one):
+            streams = [client.fetch(one, "base", "body", 0, 50.0) for _ in range(3)]
+            first = [await anext(aiter(stream)) for stream in streams[:2]]
+            assert [chunk.offset for chunk in first] == [0, 0]
+            assert await status(streams[2]) == "RESOURCE_EXHAUSTED"
+            for stream in streams:
+                stream.cancel()
+        await eventually(lambda: not service.streams._open.total())
+        service.most, service.changed = 10**9, noted
 
-            async def reads(name: str) -> bytes:
-                with local_copies(settings(tmp_path / name)) as copies:
-                    assert copies is not None
-                    placed = await copy(copies, address)
-                    return content(placed.parts[0])["body"]
+        async def reads(name: str) -> bytes:
+            with local_copies(settings(tmp_path / name)) as copies:
+                assert copies is not None
+                placed = await copy(copies, address)
+                return content(placed.parts[0])["body"]
 
-            assert await asyncio.gather(*map(reads, "abcde")) == [BODY] * 5
-            assert max(open_at_once) == 2
-
-    run(main())
+        assert await asyncio.gather(*map(reads, "abcde")) == [BODY] * 5
+        assert max(open_at_once) == 2

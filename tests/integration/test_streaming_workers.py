@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from toy_versions import publish, scripted
-from worker_harness import Worker, run, section, trainer, until
+from worker_harness import Worker, section, trainer, until
 
 from rlax_plugin.base.errors import WeightsError
 from rlax_plugin.config import RlaxSection, Weights
@@ -36,31 +36,28 @@ class Places(NpzStore):
         return super().load(path, like)
 
 
-def test_a_worker_loads_its_copies_and_keeps_those_in_use_alone(tmp_path: Path) -> None:
-    async def main() -> None:
-        settings, read = streaming(tmp_path), Places()
-        parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
-        async with trainer(settings, parameters=parameters) as one:
-            worker = Worker("w", scripted(read), settings, one.address)
-            for number in range(3):
-                published = publish(tmp_path / "weights", number)
-                await parameters.publish(published)
-                one.fleet.newest.number = number
-                await until(lambda number=number: one.held("w") == number)
-                await until(lambda: copies(tmp_path) == [read.loaded[-1]])
-                assert Path(published.paths[0]) not in read.loaded
-            assert len(set(read.loaded)) == 3
-            size = (tmp_path / "weights/v2/weights.npz").stat().st_size
-            await until(lambda: one.fleet.workers["w"].figures.get("stream_bytes") == size)
-            assert one.fleet.workers["w"].figures["stream_s"] > 0
-            assert parameters.streams.sent_bytes == 3 * size
-            await worker.leave()
-            assert not list((tmp_path / "copies").iterdir())
-
-    run(main)
+async def test_a_worker_loads_its_copies_and_keeps_those_in_use_alone(tmp_path: Path) -> None:
+    settings, read = streaming(tmp_path), Places()
+    parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
+    async with trainer(settings, parameters=parameters) as one:
+        worker = Worker("w", scripted(read), settings, one.address)
+        for number in range(3):
+            published = publish(tmp_path / "weights", number)
+            await parameters.publish(published)
+            one.fleet.newest.number = number
+            await until(lambda number=number: one.held("w") == number)
+            await until(lambda: copies(tmp_path) == [read.loaded[-1]])
+            assert Path(published.paths[0]) not in read.loaded
+        assert len(set(read.loaded)) == 3
+        size = (tmp_path / "weights/v2/weights.npz").stat().st_size
+        await until(lambda: one.fleet.workers["w"].figures.get("stream_bytes") == size)
+        assert one.fleet.workers["w"].figures["stream_s"] > 0
+        assert parameters.streams.sent_bytes == 3 * size
+        await worker.leave()
+        assert not list((tmp_path / "copies").iterdir())
 
 
-def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
+async def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
     tmp_path: Path, short_pauses: None
 ) -> None:
     class Damaging(Places):
@@ -72,25 +69,22 @@ def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantines(
                 file.write_bytes(file.read_bytes()[:-9])
             return super().load(path, like)
 
-    async def main() -> None:
-        settings, read = streaming(tmp_path), Damaging()
-        parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
-        async with trainer(settings, parameters=parameters) as one:
-            worker = Worker("w", scripted(read), settings, one.address)
-            await parameters.publish(publish(tmp_path / "weights", 0))
-            one.fleet.newest.number = 0
-            await until(lambda: one.held("w") == 0)
-            assert len(read.loaded) == 2 and one.quarantined == []
+    settings, read = streaming(tmp_path), Damaging()
+    parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
+    async with trainer(settings, parameters=parameters) as one:
+        worker = Worker("w", scripted(read), settings, one.address)
+        await parameters.publish(publish(tmp_path / "weights", 0))
+        one.fleet.newest.number = 0
+        await until(lambda: one.held("w") == 0)
+        assert len(read.loaded) == 2 and one.quarantined == []
 
-            damaged = publish(tmp_path / "weights", 1)
-            file = Path(damaged.paths[0]) / "weights.npz"
-            file.write_bytes(file.read_bytes()[:-9])
-            await parameters.publish(damaged)
-            one.fleet.newest.number = 1
-            with pytest.raises(WeightsError, match="is damaged"):
-                await worker.life
-            ((name, reason),) = one.quarantined
-            assert name == "w" and "is damaged" in reason and len(read.loaded) == 5
-            assert not list((tmp_path / "copies").iterdir())
-
-    run(main)
+        damaged = publish(tmp_path / "weights", 1)
+        file = Path(damaged.paths[0]) / "weights.npz"
+        file.write_bytes(file.read_bytes()[:-9])
+        await parameters.publish(damaged)
+        one.fleet.newest.number = 1
+        with pytest.raises(WeightsError, match="is damaged"):
+            await worker.life
+        ((name, reason),) = one.quarantined
+        assert name == "w" and "is damaged" in reason and len(read.loaded) == 5
+        assert not list((tmp_path / "copies").iterdir())

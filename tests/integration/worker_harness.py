@@ -242,7 +242,3 @@ def group(number: int, samples: int = 2, min_version: int = 0) -> Request:
     sampling = SamplingParams(max_new_tokens=100_000, stop_ids=(STOP,))
     key, context = Key("train", number), np.array([1], np.int32)
     return Request(key, 1, context, seeds, sampling, min_version)
-
-
-def run(main: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +39,24 @@ def local(
     return started
 
 
-def _run(main: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(main(), 60)
-
-    asyncio.run(within())
-
-
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_config_that_no_worker_can_start_with_ends_the_run_at_once(local: Any, workers: int):
-    async def main() -> None:
-        async with local(ENDS_WITH_2, workers=workers) as (launcher, errors):
-            (error,) = await eventually(lambda: list(errors))
-            assert "ended 1 times in a row, the last time with status 2: the token file" in error
-            assert launcher.restarts == 0
-
-    _run(main)
-
-
-def test_workers_that_fail_at_their_start_end_the_run_after_max_restarts(local: Any):
-    async def main() -> None:
-        async with local("echo broken; exit 1", max_restarts=1) as (launcher, errors):
-            (error,) = await eventually(lambda: list(errors))
-            assert "ended 2 times in a row, the last time with status 1: broken" in error
-            assert launcher.restarts == 1
-
-    _run(main)
+async def test_a_config_that_no_worker_can_start_with_ends_the_run_at_once(
+    local: Any, workers: int
+):
+    async with local(ENDS_WITH_2, workers=workers) as (launcher, errors):
+        (error,) = await eventually(lambda: list(errors))
+        assert "ended 1 times in a row, the last time with status 2: the token file" in error
+        assert launcher.restarts == 0
 
 
-def test_a_worker_that_has_worked_is_tried_again_and_its_failures_count_anew(
+async def test_workers_that_fail_at_their_start_end_the_run_after_max_restarts(local: Any):
+    async with local("echo broken; exit 1", max_restarts=1) as (launcher, errors):
+        (error,) = await eventually(lambda: list(errors))
+        assert "ended 2 times in a row, the last time with status 1: broken" in error
+        assert launcher.restarts == 1
+
+
+async def test_a_worker_that_has_worked_is_tried_again_and_its_failures_count_anew(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     works, ends = tmp_path / "works", tmp_path / "ends"
@@ -81,20 +70,17 @@ def test_a_worker_that_has_worked_is_tried_again_and_its_failures_count_anew(
 
     monkeypatch.setattr(module, "_ends_within", fails_at_its_start)
 
-    async def main() -> None:
-        async with local(script, max_restarts=5) as (launcher, errors):
-            await eventually(lambda: "2 times in a row" in launcher.failing.get("local-0", ""))
-            works.touch()
-            await eventually(lambda: launcher._worked)
-            ends.touch()
-            sentence = await eventually(
-                lambda: "status 2" in (said := launcher.failing.get("local-0", "")) and said
-            )
-            assert sentence.startswith("worker local-0 is started again at ")
-            assert "ended 1 times in a row, the last time with status 2: the token file" in sentence
-            assert errors == []
-
-    _run(main)
+    async with local(script, max_restarts=5) as (launcher, errors):
+        await eventually(lambda: "2 times in a row" in launcher.failing.get("local-0", ""))
+        works.touch()
+        await eventually(lambda: launcher._worked)
+        ends.touch()
+        sentence = await eventually(
+            lambda: "status 2" in (said := launcher.failing.get("local-0", "")) and said
+        )
+        assert sentence.startswith("worker local-0 is started again at ")
+        assert "ended 1 times in a row, the last time with status 2: the token file" in sentence
+        assert errors == []
 
 
 @pytest.mark.parametrize(
@@ -105,19 +91,16 @@ def test_a_worker_that_has_worked_is_tried_again_and_its_failures_count_anew(
         ("exit 1", "with status 1: it wants 9 GiB"),
     ],
 )
-def test_a_worker_that_is_started_again_at_once_is_shown_with_its_last_words(
+async def test_a_worker_that_is_started_again_at_once_is_shown_with_its_last_words(
     local: Any, ends: str, how: str
 ):
-    async def main() -> None:
-        async with local(f"echo it wants 9 GiB; {ends}", max_restarts=99) as (launcher, errors):
-            sentence = await eventually(lambda: launcher.failing.get("local-0"))
-            assert sentence.startswith("worker local-0 is started again at ")
-            assert f"it ended 1 times in a row, the last time {how}" in sentence and not errors
-
-    _run(main)
+    async with local(f"echo it wants 9 GiB; {ends}", max_restarts=99) as (launcher, errors):
+        sentence = await eventually(lambda: launcher.failing.get("local-0"))
+        assert sentence.startswith("worker local-0 is started again at ")
+        assert f"it ended 1 times in a row, the last time {how}" in sentence and not errors
 
 
-def test_one_of_two_workers_is_tried_again_until_it_works(
+async def test_one_of_two_workers_is_tried_again_until_it_works(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     mended, seen = tmp_path / "mended", list[str]()
@@ -125,37 +108,31 @@ def test_one_of_two_workers_is_tried_again_until_it_works(
     script = f"test -e {mended} -o $3 = local-1 && {works}; {ENDS_WITH_2}"
     monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.05)
 
-    async def main() -> None:
-        async with local(script, workers=2) as (launcher, errors):
-            showing = asyncio.ensure_future(show_failing(launcher, seen.append, 0.01))
-            await eventually(lambda: launcher.restarts > 2 and seen)
-            mended.touch()
-            log = tmp_path / "logs" / "local-0.log"
-            await eventually(lambda: "it works" in log.read_text())
-            showing.cancel()
-            assert errors == [] and launcher.failing == {}
-            assert all("worker local-0 is started again at " in line for line in seen)
-
-    _run(main)
+    async with local(script, workers=2) as (launcher, errors):
+        showing = asyncio.ensure_future(show_failing(launcher, seen.append, 0.01))
+        await eventually(lambda: launcher.restarts > 2 and seen)
+        mended.touch()
+        log = tmp_path / "logs" / "local-0.log"
+        await eventually(lambda: "it works" in log.read_text())
+        showing.cancel()
+        assert errors == [] and launcher.failing == {}
+        assert all("worker local-0 is started again at " in line for line in seen)
 
 
-def test_a_worker_whose_log_cannot_be_opened_is_tried_again(
+async def test_a_worker_whose_log_cannot_be_opened_is_tried_again(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.05)
     (tmp_path / "logs" / "local-0.log").mkdir(parents=True)
 
-    async def main() -> None:
-        async with local("exec sleep 600", workers=2, max_restarts=0) as (launcher, errors):
-            await eventually(lambda: "Is a directory" in launcher.failing.get("local-0", ""))
-            (tmp_path / "logs" / "local-0.log").rmdir()
-            await eventually(lambda: "local-0" in launcher._processes)
-            assert errors == []
-
-    _run(main)
+    async with local("exec sleep 600", workers=2, max_restarts=0) as (launcher, errors):
+        await eventually(lambda: "Is a directory" in launcher.failing.get("local-0", ""))
+        (tmp_path / "logs" / "local-0.log").rmdir()
+        await eventually(lambda: "local-0" in launcher._processes)
+        assert errors == []
 
 
-def test_each_sentence_about_a_failing_worker_is_shown_once_in_one_line():
+async def test_each_sentence_about_a_failing_worker_is_shown_once_in_one_line():
     said: list[str] = []
     lives: Iterator[Mapping[str, str]] = iter(
         [{"a": "a ended"}, {"a": "a ended"}, {"a": "a ended\nagain", "b": "b ended"}, {}]
@@ -171,10 +148,7 @@ def test_each_sentence_about_a_failing_worker_is_shown_once_in_one_line():
                 return {"b": "b ended"}
             return found
 
-    async def main() -> None:
-        showing = asyncio.ensure_future(show_failing(Launcher(), said.append, 0.0))
-        await over.wait()
-        showing.cancel()
-
-    _run(main)
+    showing = asyncio.ensure_future(show_failing(Launcher(), said.append, 0.0))
+    await over.wait()
+    showing.cancel()
     assert said == ["a ended", "a ended\\nagain", "b ended"]

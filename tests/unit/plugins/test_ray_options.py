@@ -113,7 +113,7 @@ echo '{"event": "started", "incarnation": 7}'; exit 1"""
 
 
 @pytest.mark.parametrize("works_s", [0.0, 600.0])
-def test_drivers_that_fail_in_a_row_end_the_run_and_each_knows_the_last_incarnation(
+async def test_drivers_that_fail_in_a_row_end_the_run_and_each_knows_the_last_incarnation(
     tmp_path, monkeypatch, works_s
 ):
     monkeypatch.chdir(tmp_path)
@@ -121,17 +121,14 @@ def test_drivers_that_fail_in_a_row_end_the_run_and_each_knows_the_last_incarnat
     monkeypatch.setattr(module, "python_command", lambda *args: ["sh", "-c", DRIVER])
     errors = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
-        launcher = RayLauncher(of(max_restarts=1), 30.0)
-        await launcher.start("host:1", tmp_path, tmp_path / "token")
-        try:
-            await eventually(lambda: errors or launcher.restarts > 2)
-        finally:
-            await launcher.stop()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
+    launcher = RayLauncher(of(max_restarts=1), 30.0)
+    await launcher.start("host:1", tmp_path, tmp_path / "token")
+    try:
+        await eventually(lambda: errors or launcher.restarts > 2)
+    finally:
+        await launcher.stop()
     assert [error[: error.index(":")] for error in errors] == (
         ["the driver of Ray ended 2 times in a row"] if works_s else []
     )

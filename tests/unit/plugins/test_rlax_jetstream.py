@@ -154,24 +154,21 @@ def test_a_failing_engine_fails_everything_that_waits():
     play(scenario)
 
 
-def test_a_failing_start_is_reported():
+async def test_a_failing_start_is_reported():
     def explode():
         raise ValueError("no such model")
 
-    async def scenario():
-        engine = JetstreamEngine(
-            make_slots=explode,
-            store=Store(),
-            rollouts=Rollouts(),
-            config=JetstreamConfig(),
-            make_prompt_source=Source,
-        )
-        with pytest.raises(WorkerError, match="no such model"):
-            await take_version(engine, version(0))
-        with pytest.raises(WorkerError, match="no such model"):
-            engine.health()
-
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    engine = JetstreamEngine(
+        make_slots=explode,
+        store=Store(),
+        rollouts=Rollouts(),
+        config=JetstreamConfig(),
+        make_prompt_source=Source,
+    )
+    with pytest.raises(WorkerError, match="no such model"):
+        await take_version(engine, version(0))
+    with pytest.raises(WorkerError, match="no such model"):
+        engine.health()
 
 
 def test_an_error_in_on_reply_ends_generate():

@@ -71,7 +71,7 @@ def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
     assert (blame.failing == "") == (results > 0)
 
 
-def test_a_clock_that_goes_on_has_only_the_time_that_is_left(
+async def test_a_clock_that_goes_on_has_only_the_time_that_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, delays_s = [0.0], list[float]()
@@ -81,16 +81,13 @@ def test_a_clock_that_goes_on_has_only_the_time_that_is_left(
         delays_s.append(delay_s)
         return SimpleNamespace(cancel=lambda: None)
 
-    async def main() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-            clock = Clock(5.0)
-            for start_s, stop_s in ((0.0, 3.0), (100.0, 101.5)):
-                now_s[0] = start_s
-                clock.go()
-                now_s[0] = stop_s
-                clock.stop()
-            assert (clock.used_s, clock.left_s) == (4.5, 0.5)
-
-    asyncio.run(main())
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+        clock = Clock(5.0)
+        for start_s, stop_s in ((0.0, 3.0), (100.0, 101.5)):
+            now_s[0] = start_s
+            clock.go()
+            now_s[0] = stop_s
+            clock.stop()
+        assert (clock.used_s, clock.left_s) == (4.5, 0.5)
     assert delays_s == [5.0, 2.0]

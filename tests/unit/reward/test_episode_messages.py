@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -36,15 +35,12 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_message_that_is_none_is_rejected(name):
+async def test_a_message_that_is_none_is_rejected(name):
     message, error, words = MESSAGES[name]
     line = json.dumps({"job": 1, **message})
 
-    async def main():
-        counts = PlayCounts()
-        job = PlayJob(prompt(), Played("x"), 60.0, counts)
-        with pytest.raises(error, match=words):
-            job.take(json.loads(line), len(line))
-        assert not job.result.done() and counts == PlayCounts()
-
-    asyncio.run(main())
+    counts = PlayCounts()
+    job = PlayJob(prompt(), Played("x"), 60.0, counts)
+    with pytest.raises(error, match=words):
+        job.take(json.loads(line), len(line))
+    assert not job.result.done() and counts == PlayCounts()

@@ -88,24 +88,21 @@ def test_answers_for_a_process_that_is_gone_do_not_reach_the_next_one() -> None:
     assert len(notes) == 1 and "was ended by SIGKILL" in notes[0]
 
 
-def test_a_process_that_is_killed_while_the_run_starts_is_started_again() -> None:
+async def test_a_process_that_is_killed_while_the_run_starts_is_started_again() -> None:
     notes: list[str] = []
 
-    async def main() -> None:
-        pool = RewardPool(config(reward_processes=2), Path(), note=notes.append)
-        starting = asyncio.ensure_future(pool.start())
-        try:
-            await started(2)
-            os.kill(starts()[0], signal.SIGKILL)
-            os.kill(await started(3), signal.SIGKILL)
-            await started(4)
-            Path("go").touch()
-            await starting
-            assert await pool.play(prompt(), Played()) == Outcome("1 more", (0.0, 1.0))
-        finally:
-            await pool.close()
-
-    asyncio.run(asyncio.wait_for(main(), 240))
+    pool = RewardPool(config(reward_processes=2), Path(), note=notes.append)
+    starting = asyncio.ensure_future(pool.start())
+    try:
+        await started(2)
+        os.kill(starts()[0], signal.SIGKILL)
+        os.kill(await started(3), signal.SIGKILL)
+        await started(4)
+        Path("go").touch()
+        await starting
+        assert await pool.play(prompt(), Played()) == Outcome("1 more", (0.0, 1.0))
+    finally:
+        await pool.close()
     said = "a reward process was ended by SIGKILL before it had started; it is started again"
     assert notes == [said] * 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -87,15 +86,12 @@ def test_a_pool_of_processes(tmp_path, monkeypatch):
     with_pool(section(plugins=[], rewards=[chosen | {"weight": 2.0}], reward_limit=5.0), work)
 
 
-def test_turns_of_an_environment():
-    async def main():
-        outcome = {"text": "", "rewards": [1001.0], "ended": "done", "metrics": {}}
-        job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts(), 1000.0)
-        with pytest.raises(ValueError, match="the reward is 1001: the environment may return"):
-            job.take({"outcome": outcome}, 100)
-        assert job.take({"outcome": outcome | {"rewards": [1000.0]}}, 100)
-
-    asyncio.run(main())
+async def test_turns_of_an_environment():
+    outcome = {"text": "", "rewards": [1001.0], "ended": "done", "metrics": {}}
+    job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts(), 1000.0)
+    with pytest.raises(ValueError, match="the reward is 1001: the environment may return"):
+        job.take({"outcome": outcome}, 100)
+    assert job.take({"outcome": outcome | {"rewards": [1000.0]}}, 100)
 
 
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])

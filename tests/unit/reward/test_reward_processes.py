@@ -374,26 +374,23 @@ def test_a_process_that_does_not_start_stops_the_start(changes, said):
     assert re.search(said, f"{error.value} {error.value.__cause__}")
 
 
-def test_an_answer_that_came_while_the_trainer_was_paused_is_read():
+async def test_an_answer_that_came_while_the_trainer_was_paused_is_read():
     """A trainer process that is paused, as by a busy machine, blames no reward for it."""
     clocks: list[HeldClock] = []
 
-    async def main() -> None:
-        pool, before = RewardPool(rewards(), Path(), clocks=noted(clocks)), own_sockets()
-        try:
-            await pool.start()
-            (answers,) = own_sockets() - before
-            found = asyncio.ensure_future(scored(pool, "wait"))
-            await there(Path("waiting"))
-            (clock,) = clocks
-            clock.expire()
-            Path("go").touch()
-            assert select.select([answers], [], [], 120)[0]
-            assert totals(await found) == [1.5] and pool.replaced == 0
-        finally:
-            await pool.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    pool, before = RewardPool(rewards(), Path(), clocks=noted(clocks)), own_sockets()
+    try:
+        await pool.start()
+        (answers,) = own_sockets() - before
+        found = asyncio.ensure_future(scored(pool, "wait"))
+        await there(Path("waiting"))
+        (clock,) = clocks
+        clock.expire()
+        Path("go").touch()
+        assert select.select([answers], [], [], 120)[0]
+        assert totals(await found) == [1.5] and pool.replaced == 0
+    finally:
+        await pool.close()
 
 
 def test_a_job_that_began_later_is_looked_at_again_after_what_it_has_left(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -71,10 +70,6 @@ async def call(channel: Any, method: str, sent: bytes = b"", **options: Any) -> 
                 return error.code().name
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 120))
-
-
 def callers() -> Callers:
     found = Callers()
     for role, token in TOKENS.items():
@@ -83,23 +78,20 @@ def callers() -> Callers:
 
 
 @pytest.mark.parametrize("role", [*TOKENS, "nobody"])
-def test_a_role_gets_through_to_its_methods_alone(role: str) -> None:
+async def test_a_role_gets_through_to_its_methods_alone(role: str) -> None:
     certificate = doors.SECRETS.identity.certificate
 
-    async def main() -> None:
-        async with served(Door(callers(), doors.SECRETS.identity)) as address:
-            secret = Secret(TOKENS.get(role, new_token()), certificate)
-            async with connect(address, secret) as connection:
-                answers = {
-                    method: await call(connection, method)
-                    for method in (*METHODS, "/rlax.v1.Fleet/Nothing", "/Other/Health", "/x")
-                }
-        through = {method for method, answer in answers.items() if answer == role}
-        assert {method.rpartition("/")[2] for method in through} == ALLOWED.get(role, set())
-        others = {answer for method, answer in answers.items() if method not in through}
-        assert others == {"UNAUTHENTICATED" if role == "nobody" else "PERMISSION_DENIED"}
-
-    run(main)
+    async with served(Door(callers(), doors.SECRETS.identity)) as address:
+        secret = Secret(TOKENS.get(role, new_token()), certificate)
+        async with connect(address, secret) as connection:
+            answers = {
+                method: await call(connection, method)
+                for method in (*METHODS, "/rlax.v1.Fleet/Nothing", "/Other/Health", "/x")
+            }
+    through = {method for method, answer in answers.items() if answer == role}
+    assert {method.rpartition("/")[2] for method in through} == ALLOWED.get(role, set())
+    others = {answer for method, answer in answers.items() if method not in through}
+    assert others == {"UNAUTHENTICATED" if role == "nobody" else "PERMISSION_DENIED"}
 
 
 @pytest.mark.parametrize(
@@ -115,91 +107,76 @@ def test_a_role_gets_through_to_its_methods_alone(role: str) -> None:
         (("authorization", "Bearer x"), ("authorization", f"Bearer {TOKENS['trainer']}")),
     ],
 )
-def test_what_is_not_exactly_a_token_is_none(metadata: tuple[tuple[str, Any], ...]) -> None:
-    async def main() -> None:
-        credentials = grpc.ssl_channel_credentials(doors.SECRETS.identity.certificate.encode())
-        named = (("grpc.ssl_target_name_override", "rlax"),)
-        async with (
-            served(Door(callers(), doors.SECRETS.identity)) as address,
-            grpc.aio.secure_channel(address, credentials, named) as channel,
-        ):
-            method = "/rlax.v1.Rollout/Generate"
-            assert await call(channel, method, metadata=metadata) == "UNAUTHENTICATED"
-            right = with_token(TOKENS["trainer"])
-            assert await call(channel, method, metadata=right) == "trainer"
-
-    run(main)
+async def test_what_is_not_exactly_a_token_is_none(metadata: tuple[tuple[str, Any], ...]) -> None:
+    credentials = grpc.ssl_channel_credentials(doors.SECRETS.identity.certificate.encode())
+    named = (("grpc.ssl_target_name_override", "rlax"),)
+    async with (
+        served(Door(callers(), doors.SECRETS.identity)) as address,
+        grpc.aio.secure_channel(address, credentials, named) as channel,
+    ):
+        method = "/rlax.v1.Rollout/Generate"
+        assert await call(channel, method, metadata=metadata) == "UNAUTHENTICATED"
+        right = with_token(TOKENS["trainer"])
+        assert await call(channel, method, metadata=right) == "trainer"
 
 
-def test_a_call_without_a_message_is_refused_at_once() -> None:
+async def test_a_call_without_a_message_is_refused_at_once() -> None:
     """Nothing is kept waiting for somebody who shows no token."""
 
-    async def main() -> None:
-        secret = Secret(new_token(), doors.SECRETS.identity.certificate)
-        async with (
-            served(Door(callers(), doors.SECRETS.identity)) as address,
-            connect(address, secret) as connection,
-        ):
-            silent = connection.stream_stream("/rlax.v1.Rollout/Generate")()  # sends nothing
-            assert await silent.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    run(main)
+    secret = Secret(new_token(), doors.SECRETS.identity.certificate)
+    async with (
+        served(Door(callers(), doors.SECRETS.identity)) as address,
+        connect(address, secret) as connection,
+    ):
+        silent = connection.stream_stream("/rlax.v1.Rollout/Generate")()  # sends nothing
+        assert await silent.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_services_of_an_engine_are_for_clients_and_only_where_they_are_named() -> None:
+async def test_services_of_an_engine_are_for_clients_and_only_where_they_are_named() -> None:
     method, other = "/jetstream_proto.Orchestrator/Decode", "/jetstream_proto.Orchestrators/Decode"
     certificate = doors.SECRETS.identity.certificate
 
-    async def main() -> None:
-        for front_ends, answer in (((), "PERMISSION_DENIED"), ((SERVICE,), "client")):
-            door = Door(callers(), doors.SECRETS.identity, front_ends)
-            async with served(door) as address:
-                for role, token in TOKENS.items():
-                    async with connect(address, Secret(token, certificate)) as connection:
-                        expected = answer if role == "client" else "PERMISSION_DENIED"
-                        assert await call(connection, method) == expected
-                        assert await call(connection, other) == "PERMISSION_DENIED"
-
-    run(main)
+    for front_ends, answer in (((), "PERMISSION_DENIED"), ((SERVICE,), "client")):
+        door = Door(callers(), doors.SECRETS.identity, front_ends)
+        async with served(door) as address:
+            for role, token in TOKENS.items():
+                async with connect(address, Secret(token, certificate)) as connection:
+                    expected = answer if role == "client" else "PERMISSION_DENIED"
+                    assert await call(connection, method) == expected
+                    assert await call(connection, other) == "PERMISSION_DENIED"
 
 
 SERVICE = "jetstream_proto.Orchestrator"
 
 
-def test_an_open_port_answers_anybody_as_a_client_and_knows_tokens_all_the_same() -> None:
-    async def main() -> None:
-        open_to = Callers(Caller(frozenset({"client"})))
-        open_to.admit(TOKENS["trainer"], "trainer")
-        door = Door(open_to, None, (SERVICE,))
-        async with served(door) as address, grpc.aio.insecure_channel(address) as channel:
-            assert await call(channel, f"/{SERVICE}/Decode") == "client"
-            assert await call(channel, "/rlax.v1.Rollout/Generate") == "PERMISSION_DENIED"
-            as_trainer = Connection(channel, TOKENS["trainer"])
-            assert await call(as_trainer, "/rlax.v1.Rollout/Generate") == "trainer"
-            wrong = Connection(channel, new_token())
-            assert await call(wrong, f"/{SERVICE}/Decode") == "UNAUTHENTICATED"
-
-    run(main)
+async def test_an_open_port_answers_anybody_as_a_client_and_knows_tokens_all_the_same() -> None:
+    open_to = Callers(Caller(frozenset({"client"})))
+    open_to.admit(TOKENS["trainer"], "trainer")
+    door = Door(open_to, None, (SERVICE,))
+    async with served(door) as address, grpc.aio.insecure_channel(address) as channel:
+        assert await call(channel, f"/{SERVICE}/Decode") == "client"
+        assert await call(channel, "/rlax.v1.Rollout/Generate") == "PERMISSION_DENIED"
+        as_trainer = Connection(channel, TOKENS["trainer"])
+        assert await call(as_trainer, "/rlax.v1.Rollout/Generate") == "trainer"
+        wrong = Connection(channel, new_token())
+        assert await call(wrong, f"/{SERVICE}/Decode") == "UNAUTHENTICATED"
 
 
-def test_a_token_that_is_dismissed_is_taken_no_more_and_one_admitted_later_is() -> None:
-    async def main() -> None:
-        known, token = callers(), new_token()
-        async with (
-            served(Door(known, doors.SECRETS.identity)) as address,
-            connect(address, Secret(token, doors.SECRETS.identity.certificate)) as connection,
-        ):
-            method = "/rlax.v1.Fleet/Heartbeat"
-            assert await call(connection, method) == "UNAUTHENTICATED"
-            known.admit(token, "worker", process=("w", "p"))
-            assert await call(connection, method) == "worker w" and token in known
-            shown = connection.showing(TOKENS["worker"])
-            assert await call(shown, method) == "worker"  # the same channel, another token
-            known.dismiss(token)
-            assert await call(connection, method) == "UNAUTHENTICATED" and token not in known
-        assert current_caller() is None
-
-    run(main)
+async def test_a_token_that_is_dismissed_is_taken_no_more_and_one_admitted_later_is() -> None:
+    known, token = callers(), new_token()
+    async with (
+        served(Door(known, doors.SECRETS.identity)) as address,
+        connect(address, Secret(token, doors.SECRETS.identity.certificate)) as connection,
+    ):
+        method = "/rlax.v1.Fleet/Heartbeat"
+        assert await call(connection, method) == "UNAUTHENTICATED"
+        known.admit(token, "worker", process=("w", "p"))
+        assert await call(connection, method) == "worker w" and token in known
+        shown = connection.showing(TOKENS["worker"])
+        assert await call(shown, method) == "worker"  # the same channel, another token
+        known.dismiss(token)
+        assert await call(connection, method) == "UNAUTHENTICATED" and token not in known
+    assert current_caller() is None
 
 
 class Rollout(rpc.RolloutServicer):
@@ -212,17 +189,14 @@ class Rollout(rpc.RolloutServicer):
 
 
 @pytest.mark.parametrize("method", ["Generate", "Health"])
-def test_bytes_that_are_no_message_of_a_method_are_refused(method: str) -> None:
-    async def main() -> None:
-        door = Door(callers(), doors.SECRETS.identity)
-        server, address = listen("127.0.0.1", 0, door, "port")
-        rpc.add_RolloutServicer_to_server(Rollout(), server)
-        await server.start()
-        secret = Secret(TOKENS["trainer"], doors.SECRETS.identity.certificate)
-        async with connect(address, secret) as connection:
-            name = f"/rlax.v1.Rollout/{method}"
-            assert await call(connection, name, b"\xff") == "INVALID_ARGUMENT"
-            assert await call(connection, name) == ""  # a message of defaults, and its reply
-        await server.stop(None)
-
-    run(main)
+async def test_bytes_that_are_no_message_of_a_method_are_refused(method: str) -> None:
+    door = Door(callers(), doors.SECRETS.identity)
+    server, address = listen("127.0.0.1", 0, door, "port")
+    rpc.add_RolloutServicer_to_server(Rollout(), server)
+    await server.start()
+    secret = Secret(TOKENS["trainer"], doors.SECRETS.identity.certificate)
+    async with connect(address, secret) as connection:
+        name = f"/rlax.v1.Rollout/{method}"
+        assert await call(connection, name, b"\xff") == "INVALID_ARGUMENT"
+        assert await call(connection, name) == ""  # a message of defaults, and its reply
+    await server.stop(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import grpc
@@ -43,34 +42,28 @@ def large(count: int) -> Iterator[pb.GenerateRequest]:
         (grpc.StatusCode.INVALID_ARGUMENT, 0, False),
     ],
 )
-def test_a_worker_that_is_gone_has_not_failed_at_a_request(code, messages, is_gone):
-    async def main() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        rpc.add_RolloutServicer_to_server(Leaving(code), server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            stub = rpc.RolloutStub(channel)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                [reply async for reply in stub.Generate(large(messages), timeout=60)]
-        await server.stop(grace=None)
-        assert gone(caught.value) is is_gone, caught.value
-
-    asyncio.run(main())
+async def test_a_worker_that_is_gone_has_not_failed_at_a_request(code, messages, is_gone):
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    rpc.add_RolloutServicer_to_server(Leaving(code), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        stub = rpc.RolloutStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [reply async for reply in stub.Generate(large(messages), timeout=60)]
+    await server.stop(grace=None)
+    assert gone(caught.value) is is_gone, caught.value
 
 
-def test_a_message_of_more_than_16_mib_does_not_pass():
-    async def main() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        rpc.add_RolloutServicer_to_server(Reading(), server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        async with grpc.aio.insecure_channel(address) as channel:  # its own limit is none
-            request = pb.Request(context=bytes(16 << 20))
-            asked = iter([pb.GenerateRequest(requests=[request])])
-            with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
-                [reply async for reply in rpc.RolloutStub(channel).Generate(asked, timeout=60)]
-        await server.stop(grace=None)
-        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(main())
+async def test_a_message_of_more_than_16_mib_does_not_pass():
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    rpc.add_RolloutServicer_to_server(Reading(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:  # its own limit is none
+        request = pb.Request(context=bytes(16 << 20))
+        asked = iter([pb.GenerateRequest(requests=[request])])
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as caught:
+            [reply async for reply in rpc.RolloutStub(channel).Generate(asked, timeout=60)]
+    await server.stop(grace=None)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

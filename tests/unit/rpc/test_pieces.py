@@ -256,23 +256,20 @@ def test_calls_that_no_controller_makes_are_rejected(messages, problem):
         read(messages)
 
 
-def test_a_caller_has_the_deadline_once_and_again_for_each_piece():
+async def test_a_caller_has_the_deadline_once_and_again_for_each_piece():
     async def drips(*parts: pb.GenerateRequest) -> AsyncIterator[pb.GenerateRequest]:
         for one in parts:
             yield one
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        large = of(part(True, context=bytes(PIECE_BYTES)))
-        for parts, least_s in (((), 0.1), ((large, large), 0.3)):
-            begun_s = loop.time()
-            with pytest.raises(TimeoutError):
-                limits = LIMITS | {"within_s": 0.1, "most_bytes": 1 << 30}
-                await read_requests(drips(*parts), **limits)
-            assert loop.time() - begun_s >= least_s
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    large = of(part(True, context=bytes(PIECE_BYTES)))
+    for parts, least_s in (((), 0.1), ((large, large), 0.3)):
+        begun_s = loop.time()
+        with pytest.raises(TimeoutError):
+            limits = LIMITS | {"within_s": 0.1, "most_bytes": 1 << 30}
+            await read_requests(drips(*parts), **limits)
+        assert loop.time() - begun_s >= least_s
 
 
 def test_what_cannot_be_sent_is_kept_as_the_error_that_it_is():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -98,10 +97,6 @@ async def call(channel: Any, method: str, **options: Any) -> grpc.aio.AioRpcErro
                 return error
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 120))
-
-
 async def refusal(one: Served, channel: Any, **options: Any) -> str:
     """The status of a call that must not reach the service, and the sentence about it."""
     error = await call(channel, METHOD, **options)
@@ -112,132 +107,108 @@ async def refusal(one: Served, channel: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("shown", ["no token", "wrong token"])
-def test_without_a_token_nothing_is_answered_and_the_log_says_who_asked(
+async def test_without_a_token_nothing_is_answered_and_the_log_says_who_asked(
     shown: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metadata = () if shown == "no token" else with_token(new_token())
     why = "shows no token" if shown == "no token" else "shows a token that is not taken here"
 
-    async def main() -> None:
-        async with served(tmp_path) as one:
-            roots = grpc.ssl_channel_credentials(one.secret.authority.encode())
-            async with grpc.aio.secure_channel(one.address, roots) as channel:
-                for _ in range(3):
-                    said = await refusal(one, channel, metadata=metadata)
-                    assert said.startswith("UNAUTHENTICATED") and why in said
-
-    run(main)
+    async with served(tmp_path) as one:
+        roots = grpc.ssl_channel_credentials(one.secret.authority.encode())
+        async with grpc.aio.secure_channel(one.address, roots) as channel:
+            for _ in range(3):
+                said = await refusal(one, channel, metadata=metadata)
+                assert said.startswith("UNAUTHENTICATED") and why in said
     lines = [line for line in caplog.messages if line.startswith("rejected a call of")]
     # One line for all of them: a caller cannot fill the log.
     assert len(lines) == 1 and why in lines[0]
     assert re.match(r"rejected a call of /rlax\.v1\.\w+/\w+ from ipv4:127\.0\.0\.1:\d+: ", lines[0])
 
 
-def test_another_role_is_named_to_the_caller_and_in_the_log(
+async def test_another_role_is_named_to_the_caller_and_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as one:
-            secret = dataclasses.replace(one.secret, token=TOKENS["client"])
-            async with connect(one.address, secret) as connection:
-                said = await refusal(one, connection)
-                assert "does not allow this method (allowed: worker)" in said
-
-    run(main)
+    async with served(tmp_path) as one:
+        secret = dataclasses.replace(one.secret, token=TOKENS["client"])
+        async with connect(one.address, secret) as connection:
+            said = await refusal(one, connection)
+            assert "does not allow this method (allowed: worker)" in said
     assert "the role client of this token does not allow this method" in caplog.text
     assert TOKENS["client"] not in caplog.text
 
 
-def test_a_worker_answers_its_trainer_alone_and_over_tls_alone() -> None:
+async def test_a_worker_answers_its_trainer_alone_and_over_tls_alone() -> None:
     method = "/rlax.v1.Rollout/Generate"
 
-    async def main() -> None:
-        with Endpoint(Place(), scripted(), name="w") as worker:
-            secret = worker.expect_trainer()
-            worker.server.add_generic_rpc_handlers((Reached(),))
-            await worker.server.start()
-            other = dataclasses.replace(secret, token=new_token())
-            async with (
-                connect(worker.address, secret) as trainer,
-                connect(worker.address, other) as stranger,
-                grpc.aio.insecure_channel(worker.address) as plain,
-            ):
-                assert await call(trainer, method) is None
-                for channel, code in ((stranger, "UNAUTHENTICATED"), (plain, "UNAVAILABLE")):
-                    error = await call(channel, method)
-                    assert error is not None and error.code().name == code
-            await worker.server.stop(None)
-
-    run(main)
+    with Endpoint(Place(), scripted(), name="w") as worker:
+        secret = worker.expect_trainer()
+        worker.server.add_generic_rpc_handlers((Reached(),))
+        await worker.server.start()
+        other = dataclasses.replace(secret, token=new_token())
+        async with (
+            connect(worker.address, secret) as trainer,
+            connect(worker.address, other) as stranger,
+            grpc.aio.insecure_channel(worker.address) as plain,
+        ):
+            assert await call(trainer, method) is None
+            for channel, code in ((stranger, "UNAUTHENTICATED"), (plain, "UNAVAILABLE")):
+                error = await call(channel, method)
+                assert error is not None and error.code().name == code
+        await worker.server.stop(None)
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_a_foreign_certificate_is_not_accepted(pinned: bool, tmp_path: Path) -> None:
+async def test_a_foreign_certificate_is_not_accepted(pinned: bool, tmp_path: Path) -> None:
     """The client expects another authority, or another certificate."""
 
-    async def main() -> None:
-        async with served(tmp_path / "own") as one:
-            made(tmp_path / "other", "127.0.0.1")
-            authority = "" if pinned else (tmp_path / "other" / CA).read_text()
-            other = Secret(TOKENS["worker"], new_identity().certificate, authority)
-            said = "another certificate" if pinned else "is not signed by the expected authority"
-            async with connect(one.address, other) as connection:
-                status = await refusal(one, connection)
-                assert status.startswith("UNAVAILABLE") and said in status
-
-    run(main)
+    async with served(tmp_path / "own") as one:
+        made(tmp_path / "other", "127.0.0.1")
+        authority = "" if pinned else (tmp_path / "other" / CA).read_text()
+        other = Secret(TOKENS["worker"], new_identity().certificate, authority)
+        said = "another certificate" if pinned else "is not signed by the expected authority"
+        async with connect(one.address, other) as connection:
+            status = await refusal(one, connection)
+            assert status.startswith("UNAVAILABLE") and said in status
 
 
-def test_an_expired_certificate_is_not_accepted(tmp_path: Path) -> None:
+async def test_an_expired_certificate_is_not_accepted(tmp_path: Path) -> None:
     with days_ago(10):
         made(tmp_path, "127.0.0.1", days=5)
     old = identity_of(tmp_path)
 
-    async def main() -> None:
-        async with served(tmp_path, old) as one:
-            secret = dataclasses.replace(one.secret, token=TOKENS["worker"])
-            async with connect(one.address, secret) as connection:
-                status = await refusal(one, connection)
-                assert "UNAVAILABLE: the certificate of 127.0.0.1, or of an authority" in status
-
-    run(main)
+    async with served(tmp_path, old) as one:
+        secret = dataclasses.replace(one.secret, token=TOKENS["worker"])
+        async with connect(one.address, secret) as connection:
+            status = await refusal(one, connection)
+            assert "UNAVAILABLE: the certificate of 127.0.0.1, or of an authority" in status
 
 
-def test_a_certificate_for_another_name_is_not_accepted(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as one:
-            secret = dataclasses.replace(one.secret, token=TOKENS["worker"])
-            address = one.address.replace("127.0.0.1", "localhost")
-            async with connect(address, secret) as connection:
-                status = await refusal(one, connection)
-                assert "UNAVAILABLE: the certificate is not for localhost" in status
-
-    run(main)
+async def test_a_certificate_for_another_name_is_not_accepted(tmp_path: Path) -> None:
+    async with served(tmp_path) as one:
+        secret = dataclasses.replace(one.secret, token=TOKENS["worker"])
+        address = one.address.replace("127.0.0.1", "localhost")
+        async with connect(address, secret) as connection:
+            status = await refusal(one, connection)
+            assert "UNAVAILABLE: the certificate is not for localhost" in status
 
 
-def test_a_server_without_tls_is_recognised() -> None:
-    async def main() -> None:
-        reached, server = Reached(), grpc.aio.server()
-        server.add_generic_rpc_handlers((reached,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with connect(f"127.0.0.1:{port}", doors.SECRETS.of_worker) as connection:
-            error = await call(connection, METHOD)
-            assert error is not None
-            await connection.diagnose(error)
-            assert "does not use TLS" in describe(error) and reached.methods == []
-        await server.stop(None)
-
-    run(main)
+async def test_a_server_without_tls_is_recognised() -> None:
+    reached, server = Reached(), grpc.aio.server()
+    server.add_generic_rpc_handlers((reached,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with connect(f"127.0.0.1:{port}", doors.SECRETS.of_worker) as connection:
+        error = await call(connection, METHOD)
+        assert error is not None
+        await connection.diagnose(error)
+        assert "does not use TLS" in describe(error) and reached.methods == []
+    await server.stop(None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "trainer.example.org"])
-def test_no_port_beyond_loopback_is_without_encryption(host: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigError, match=f"--host = '{host}': must be a loopback address"):
-            listen(host, 0, Door(Callers(), None), "--port")
-
-    run(main)
+async def test_no_port_beyond_loopback_is_without_encryption(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"--host = '{host}': must be a loopback address"):
+        listen(host, 0, Door(Callers(), None), "--port")
     with pytest.raises(ConfigError, match="would leave this machine without encryption"):
         client_channel(f"{host.replace('::', '[::]')}:80")
 
@@ -245,43 +216,37 @@ def test_no_port_beyond_loopback_is_without_encryption(host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "operator"), [("::1", False), ("[::1]", False), ("::", False), ("::1", True)]
 )
-def test_ipv6(host: str, operator: bool, tmp_path: Path) -> None:
-    async def main() -> None:
-        identity: Any = doors.SECRETS.identity
-        secret = doors.SECRETS.of_worker
-        if operator:
-            identity = OperatorIdentity(made(tmp_path, "::1"), ["::1"])
-            authority = (tmp_path / CA).read_text()
-            secret = dataclasses.replace(secret, authority=authority)
-        door = Door(doors.SECRETS.callers(), identity)
-        server, address = listen(host, 0, door, "port", advertised="::1" if host == "::" else "")
-        server.add_generic_rpc_handlers((Reached(),))
-        await server.start()
-        assert address.startswith("[::1]:")
-        async with connect(address, secret) as connection:
-            assert await call(connection, METHOD) is None
-        await server.stop(None)
-
-    run(main)
+async def test_ipv6(host: str, operator: bool, tmp_path: Path) -> None:
+    identity: Any = doors.SECRETS.identity
+    secret = doors.SECRETS.of_worker
+    if operator:
+        identity = OperatorIdentity(made(tmp_path, "::1"), ["::1"])
+        authority = (tmp_path / CA).read_text()
+        secret = dataclasses.replace(secret, authority=authority)
+    door = Door(doors.SECRETS.callers(), identity)
+    server, address = listen(host, 0, door, "port", advertised="::1" if host == "::" else "")
+    server.add_generic_rpc_handlers((Reached(),))
+    await server.start()
+    assert address.startswith("[::1]:")
+    async with connect(address, secret) as connection:
+        assert await call(connection, METHOD) is None
+    await server.stop(None)
 
 
-def test_a_port_of_all_addresses_is_reached_at_the_advertised_one() -> None:
+async def test_a_port_of_all_addresses_is_reached_at_the_advertised_one() -> None:
     own = own_address("192.0.2.1:80")  # sends nothing there
     if own == "127.0.0.1":
         pytest.skip("this machine has no other address")
 
-    async def main() -> None:
-        door = Door(doors.SECRETS.callers(), doors.SECRETS.identity)
-        server, address = listen("0.0.0.0", 0, door, "port", advertised=own)
-        server.add_generic_rpc_handlers((Reached(),))
-        await server.start()
-        assert address.startswith(f"{own}:")
-        assert own_address(address) == "127.0.0.1"  # it is this machine's
-        async with connect(address, doors.SECRETS.of_worker) as connection:
-            assert await call(connection, METHOD) is None
-        await server.stop(None)
-
-    run(main)
+    door = Door(doors.SECRETS.callers(), doors.SECRETS.identity)
+    server, address = listen("0.0.0.0", 0, door, "port", advertised=own)
+    server.add_generic_rpc_handlers((Reached(),))
+    await server.start()
+    assert address.startswith(f"{own}:")
+    assert own_address(address) == "127.0.0.1"  # it is this machine's
+    async with connect(address, doors.SECRETS.of_worker) as connection:
+        assert await call(connection, METHOD) is None
+    await server.stop(None)
 
 
 def test_rejected_calls_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,41 +46,40 @@ async def presented(address: str) -> str:
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=LIMIT_S)
 
 
-def test_a_new_certificate_serves_new_connections_and_open_calls_go_on(tmp_path: Path) -> None:
+async def test_a_new_certificate_serves_new_connections_and_open_calls_go_on(
+    tmp_path: Path,
+) -> None:
     tls = made(tmp_path, HOST)
     callers, token, versions = Callers(), new_token(), Versions()
     callers.admit(token, "worker")
 
-    async def main() -> None:
-        server, address = listen(HOST, 0, Door(callers, OperatorIdentity(tls, [HOST])), "port")
-        rpc.add_ParameterServerServicer_to_server(versions, server)
-        await server.start()
-        secret = Secret(token, "", (tmp_path / CA).read_text())
-        async with connect(address, secret) as connection:
-            stub = rpc.ParameterServerStub(connection)
-            watch = stub.Watch(pb.WatchRequest(), timeout=LIMIT_S)
-            versions.numbers.put_nowait(1)
-            assert (await watch.read()).version == 1
-            first = (tmp_path / SERVER).read_text()
-            assert await presented(address) == first
-            (tmp_path / SERVER).write_text(first[:200])  # half-written
-            assert await presented(address) == first
-            make_certificates(tmp_path, (HOST,), 60)
-            second = (tmp_path / SERVER).read_text()
-            assert await presented(address) == second != first
-            versions.numbers.put_nowait(2)
-            assert (await watch.read()).version == 2
-            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
-            async with connect(address, secret) as another:
-                latest = rpc.ParameterServerStub(another).Latest
-                await latest(pb.LatestRequest(), timeout=LIMIT_S)
-            watch.cancel()
-        await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))
+    server, address = listen(HOST, 0, Door(callers, OperatorIdentity(tls, [HOST])), "port")
+    rpc.add_ParameterServerServicer_to_server(versions, server)
+    await server.start()
+    secret = Secret(token, "", (tmp_path / CA).read_text())
+    async with connect(address, secret) as connection:
+        stub = rpc.ParameterServerStub(connection)
+        watch = stub.Watch(pb.WatchRequest(), timeout=LIMIT_S)
+        versions.numbers.put_nowait(1)
+        assert (await watch.read()).version == 1
+        first = (tmp_path / SERVER).read_text()
+        assert await presented(address) == first
+        (tmp_path / SERVER).write_text(first[:200])  # half-written
+        assert await presented(address) == first
+        make_certificates(tmp_path, (HOST,), 60)
+        second = (tmp_path / SERVER).read_text()
+        assert await presented(address) == second != first
+        versions.numbers.put_nowait(2)
+        assert (await watch.read()).version == 2
+        await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+        async with connect(address, secret) as another:
+            latest = rpc.ParameterServerStub(another).Latest
+            await latest(pb.LatestRequest(), timeout=LIMIT_S)
+        watch.cancel()
+    await server.stop(None)
 
 
-def test_a_rotated_token_is_used_at_once_and_the_old_one_ends_at_its_time(
+async def test_a_rotated_token_is_used_at_once_and_the_old_one_ends_at_its_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secrets = run_secrets(tmp_path)
@@ -88,39 +87,35 @@ def test_a_rotated_token_is_used_at_once_and_the_old_one_ends_at_its_time(
     upkeep = Upkeep(secrets, callers, secrets.identity, note=notes.append, clock=lambda: now)
     versions = Versions()
 
-    async def main() -> None:
-        nonlocal now
-        server, address = listen(HOST, 0, Door(callers, secrets.identity), "port")
-        rpc.add_ParameterServerServicer_to_server(versions, server)
-        await server.start()
-        followed = FollowedSecret(secrets.worker_file, "--token-file")
-        async with connect(address, followed) as connection:
-            stub = rpc.ParameterServerStub(connection)
-            upkeep.look()
-            watch = stub.Watch(pb.WatchRequest(), timeout=LIMIT_S)
-            versions.numbers.put_nowait(1)
-            assert (await watch.read()).version == 1
-            rotated = rotate(tmp_path, 100.0)
-            assert followed.token == rotated.worker != secrets.worker
-            with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
-                await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)  # until the next heartbeat
-            now = rotated.earlier_until - 100
-            upkeep.look()
-            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
-            versions.numbers.put_nowait(2)
-            assert (await watch.read()).version == 2
-            tokens = rotated.worker, secrets.worker, secrets.trainer
-            assert [token in callers for token in tokens] == [True] * 3
-            now += 99
-            upkeep.look()
-            assert secrets.worker in callers
-            now += 2
-            upkeep.look()
-            assert [token in callers for token in tokens] == [True, False, True]
-            watch.cancel()
-        await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))
+    server, address = listen(HOST, 0, Door(callers, secrets.identity), "port")
+    rpc.add_ParameterServerServicer_to_server(versions, server)
+    await server.start()
+    followed = FollowedSecret(secrets.worker_file, "--token-file")
+    async with connect(address, followed) as connection:
+        stub = rpc.ParameterServerStub(connection)
+        upkeep.look()
+        watch = stub.Watch(pb.WatchRequest(), timeout=LIMIT_S)
+        versions.numbers.put_nowait(1)
+        assert (await watch.read()).version == 1
+        rotated = rotate(tmp_path, 100.0)
+        assert followed.token == rotated.worker != secrets.worker
+        with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)  # until the next heartbeat
+        now = rotated.earlier_until - 100
+        upkeep.look()
+        await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+        versions.numbers.put_nowait(2)
+        assert (await watch.read()).version == 2
+        tokens = rotated.worker, secrets.worker, secrets.trainer
+        assert [token in callers for token in tokens] == [True] * 3
+        now += 99
+        upkeep.look()
+        assert secrets.worker in callers
+        now += 2
+        upkeep.look()
+        assert [token in callers for token in tokens] == [True, False, True]
+        watch.cancel()
+    await server.stop(None)
     assert notes == ["the worker token was rotated; the one before is accepted for 100 s"]
     for token in (secrets.worker, secrets.trainer):
         assert token not in caplog.text

@@ -137,25 +137,22 @@ def test_a_damaged_list_stops_no_run(tmp_path: Path, text: bytes, caplog) -> Non
     assert "are left where they are" in caplog.text and "versions.json" in caplog.text
 
 
-def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> None:
+async def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> None:
     index, store = tmp_path / "index.json", Disk()
     old, gone = write(tmp_path / "old"), write(tmp_path / "gone")
     index.write_text(versions_to_json([make_version(1, old)], [gone]))
 
-    async def main() -> None:
-        server = ParameterServer(
-            store,
-            keep=1,
-            lease_s=30,
-            record=functools.partial(record_versions, RunFiles(tmp_path), name=index.name),
-            listed=listed_in_index(index, str(tmp_path)),
-            published_in=str(tmp_path),
-        )
-        assert server.latest == make_version(1, old)
-        await server.publish(make_version(2, str(tmp_path / "new")))
-        await server.close()
-
-    asyncio.run(main())
+    server = ParameterServer(
+        store,
+        keep=1,
+        lease_s=30,
+        record=functools.partial(record_versions, RunFiles(tmp_path), name=index.name),
+        listed=listed_in_index(index, str(tmp_path)),
+        published_in=str(tmp_path),
+    )
+    assert server.latest == make_version(1, old)
+    await server.publish(make_version(2, str(tmp_path / "new")))
+    await server.close()
     assert not Path(old).exists() and not Path(gone).exists()
     assert [v["version"] for v in json.loads(index.read_text())["versions"]] == [2]
 

@@ -177,18 +177,15 @@ def test_an_answer_of_another_length_is_a_mismatch() -> None:
         take(Short())
 
 
-def test_a_load_that_is_given_up_is_discarded() -> None:
+async def test_a_load_that_is_given_up_is_discarded() -> None:
     class Hangs(Engine):
         async def use(self, loaded: Loaded) -> None:
             await asyncio.Event().wait()
 
     engine = Hangs()
 
-    async def run() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(take_version(engine, VERSION), 0.05)
-
-    asyncio.run(run())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(take_version(engine, VERSION), 0.05)
     assert engine.calls[-1] == "discard"
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from dispatching import answer, join, make, run
+from dispatching import answer, join, make
 from histories import History
 from rich.panel import Panel
 from rich.table import Table
@@ -106,16 +106,13 @@ def test_no_worker_looks_like_another(name, hidden):
     assert figures({"a": 1.0, f"a{name[-2:]}\u200b": 2.0}) == {"a": 1.0}
 
 
-def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
-    async def main():
-        workers, _, _ = make()
-        await join(workers, "a", answer)
-        request = pb.DeregisterRequest(worker="a", process="p", quarantine=NASTY + "\n" * 2000)
-        await workers.Deregister(request, None)
-        reason = workers.identities.quarantined["a"]
-        assert reason.startswith(SHOWN + r"\n\n") and len(reason) < 1100
-
-    run(main)
+async def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
+    workers, _, _ = make()
+    await join(workers, "a", answer)
+    request = pb.DeregisterRequest(worker="a", process="p", quarantine=NASTY + "\n" * 2000)
+    await workers.Deregister(request, None)
+    reason = workers.identities.quarantined["a"]
+    assert reason.startswith(SHOWN + r"\n\n") and len(reason) < 1100
 
 
 def test_details_of_a_failed_call_are_one_short_line():

@@ -26,50 +26,44 @@ class Held:
         return make_sampled(tokens=[20 + number], version=4)
 
 
-def test_answers_of_a_deterministic_run_come_in_the_order_of_questions() -> None:
+async def test_answers_of_a_deterministic_run_come_in_the_order_of_questions() -> None:
     """Which of two is sampled first depends on workers; what rewards reach must not."""
     ask, log = Held(), Log()
 
-    async def play() -> None:
-        episode = playing(ask, log, deterministic=True)
+    episode = playing(ask, log, deterministic=True)
 
-        def both() -> list[asyncio.Future[Answer]]:
-            other = episode.begin("3")
-            return [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
+    def both() -> list[asyncio.Future[Answer]]:
+        other = episode.begin("3")
+        return [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
 
-        lost = both()
-        await turns()
-        ask.answers[1].set()
-        await turns()
-        assert log.places == [(1, 0)] and not any(one.done() for one in lost)
-        for one in lost:
-            one.cancel()
-        episode.begin_again()  # what is recorded is not sampled again
-        again = both()
-        await turns()
-        assert len(ask.answers) == 3 and episode.turns_left == 1
-        assert not any(one.done() for one in again)
-        ask.answers[2].set()
-        assert [(await one).tokens.tolist() for one in again] == [[22], [21]]
-        assert episode.episode(None, cut=False).order == ()
-        assert log.places == [(1, 0), (0, 1)] and log.void == []
-
-    asyncio.run(play())
+    lost = both()
+    await turns()
+    ask.answers[1].set()
+    await turns()
+    assert log.places == [(1, 0)] and not any(one.done() for one in lost)
+    for one in lost:
+        one.cancel()
+    episode.begin_again()  # what is recorded is not sampled again
+    again = both()
+    await turns()
+    assert len(ask.answers) == 3 and episode.turns_left == 1
+    assert not any(one.done() for one in again)
+    ask.answers[2].set()
+    assert [(await one).tokens.tolist() for one in again] == [[22], [21]]
+    assert episode.episode(None, cut=False).order == ()
+    assert log.places == [(1, 0), (0, 1)] and log.void == []
 
 
-def test_an_answer_that_waits_when_a_deterministic_episode_ends_is_void() -> None:
+async def test_an_answer_that_waits_when_a_deterministic_episode_ends_is_void() -> None:
     ask, log = Held(), Log()
 
-    async def play() -> None:
-        episode = playing(ask, log, deterministic=True)
-        other = episode.begin("3")
-        asked = [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
-        await turns()
-        ask.answers[1].set()
-        await turns()
-        for one in asked:
-            one.cancel()
-        assert [len(t.turns) for t in episode.episode(None, cut=False).trajectories] == [1]
-        assert log.places == log.void == [(1, 0)]
-
-    asyncio.run(play())
+    episode = playing(ask, log, deterministic=True)
+    other = episode.begin("3")
+    asked = [asyncio.ensure_future(episode.sample([5], t)) for t in (0, other)]
+    await turns()
+    ask.answers[1].set()
+    await turns()
+    for one in asked:
+        one.cancel()
+    assert [len(t.turns) for t in episode.episode(None, cut=False).trajectories] == [1]
+    assert log.places == log.void == [(1, 0)]

@@ -69,20 +69,16 @@ class Chat(Source):
         return [len(messages), *([] if after is None else after.tolist())]
 
 
-def test_messages_are_encoded_behind_the_tokens_that_they_follow() -> None:
+async def test_messages_are_encoded_behind_the_tokens_that_they_follow() -> None:
     ask, told = Asked(2, 2), [{"role": "tool", "content": "1"}]
     with pytest.raises(ValueError, match="the prompt source has no encode_messages"):
-        asyncio.run(playing(ask).sample(told))
+        await playing(ask).sample(told)
     episode = playing(ask, source=Chat())
-
-    async def play() -> None:
-        await episode.sample(told)
-        other = episode.begin(told * 2)
-        with pytest.raises(ValueError, match="messages cannot follow a context"):
-            await episode.sample(told, other)
-        await episode.sample([], other)
-
-    asyncio.run(play())
+    await episode.sample(told)
+    other = episode.begin(told * 2)
+    with pytest.raises(ValueError, match="messages cannot follow a context"):
+        await episode.sample(told, other)
+    await episode.sample([], other)
     assert ask.asked[0][1][-4:] == [1, 4, 5, 6]  # behind 4, 5, 6, the first answer
     assert ask.asked[1][1] == [2]
 
@@ -110,21 +106,18 @@ def test_room_shrinks_with_each_turn_and_ends_the_episode() -> None:
     asyncio.run(shorter())
 
 
-def test_a_further_trajectory_has_its_own_context_and_room() -> None:
+async def test_a_further_trajectory_has_its_own_context_and_room() -> None:
     ask = Asked(2, 2)
     episode = playing(ask)
 
-    async def play() -> None:
-        await episode.sample([5] * 3)
-        other = episode.begin("3456")
-        with pytest.raises(ValueError, match="trajectory 2: there are 2"):
-            await episode.sample([5], 2)
-        await episode.sample([8], other)
-        assert ask.asked[1][0] == KEY._replace(trajectory=1, turn=0)
-        assert ask.asked[1][1] == [5, 6, 7, 8, 8] and ask.asked[1][3] == 0
-        assert episode.tokens_left == 12 - 1 - 2
-
-    asyncio.run(play())
+    await episode.sample([5] * 3)
+    other = episode.begin("3456")
+    with pytest.raises(ValueError, match="trajectory 2: there are 2"):
+        await episode.sample([5], 2)
+    await episode.sample([8], other)
+    assert ask.asked[1][0] == KEY._replace(trajectory=1, turn=0)
+    assert ask.asked[1][1] == [5, 6, 7, 8, 8] and ask.asked[1][3] == 0
+    assert episode.tokens_left == 12 - 1 - 2
     made = episode.episode("said", cut=True)
     given = [[t.given.tolist() for t in one.turns] for one in made.trajectories]
     assert given == [[[3, 4], [5, 5, 5]], [[5, 6, 7, 8, 8]]]
@@ -153,40 +146,34 @@ def test_trajectories_are_limited_so_that_a_batch_holds_a_group() -> None:
             episode.begin("1")
 
 
-def test_what_is_no_token_is_the_environments_mistake() -> None:
+async def test_what_is_no_token_is_the_environments_mistake() -> None:
     episode = playing(Asked())
 
-    async def play() -> None:
-        for wrong, what in (([-1], "token"), ([2**31], "token"), ("é", "substring|not in")):
-            with pytest.raises(ValueError, match=what):
-                await episode.sample(wrong)
-        with pytest.raises(ValueError, match="nothing is given"):
-            await episode.sample([], episode.begin([]))
-
-    asyncio.run(play())
+    for wrong, what in (([-1], "token"), ([2**31], "token"), ("é", "substring|not in")):
+        with pytest.raises(ValueError, match=what):
+            await episode.sample(wrong)
+    with pytest.raises(ValueError, match="nothing is given"):
+        await episode.sample([], episode.begin([]))
 
 
-def test_one_trajectory_has_one_turn_at_a_time() -> None:
+async def test_one_trajectory_has_one_turn_at_a_time() -> None:
     """Two at once would each be sampled without the other, and train behind it."""
     ask = Asked(1, 1, 1)
 
-    async def play() -> None:
-        episode, ask.hold = playing(ask), asyncio.Event()
-        other = episode.begin("3")
-        first = asyncio.ensure_future(episode.sample([5]))
-        second = asyncio.ensure_future(episode.sample([6], other))
-        await asyncio.sleep(0)
-        assert episode.turns_left == 1
-        with pytest.raises(ValueError, match="its last answer is not there yet"):
-            await episode.sample([7])
-        ask.hold.set()
-        await asyncio.gather(first, second)
+    episode, ask.hold = playing(ask), asyncio.Event()
+    other = episode.begin("3")
+    first = asyncio.ensure_future(episode.sample([5]))
+    second = asyncio.ensure_future(episode.sample([6], other))
+    await asyncio.sleep(0)
+    assert episode.turns_left == 1
+    with pytest.raises(ValueError, match="its last answer is not there yet"):
         await episode.sample([7])
-        assert ask.asked[-1][1] == [3, 4, 4, 5, 6, 5, 21, 7]
-        with pytest.raises(EpisodeLimit):
-            await episode.sample([7])
-
-    asyncio.run(play())
+    ask.hold.set()
+    await asyncio.gather(first, second)
+    await episode.sample([7])
+    assert ask.asked[-1][1] == [3, 4, 4, 5, 6, 5, 21, 7]
+    with pytest.raises(EpisodeLimit):
+        await episode.sample([7])
 
 
 def known(*turns: tuple[int, int, list[int]]) -> list[tuple[Key, Turn]]:
@@ -217,16 +204,13 @@ def test_known_turns_are_not_sampled_again_while_the_same_is_given() -> None:
     assert turns[1] is recorded[0][1] and turns[2] is recorded[2][1] and turns[3] is recorded[1][1]
 
 
-def test_from_the_first_difference_on_all_that_is_known_is_void() -> None:
+async def test_from_the_first_difference_on_all_that_is_known_is_void() -> None:
     ask, log = Asked(1, 1), Log()
     episode = playing(ask, log, known((0, 1, [5]), (0, 2, [6]), (1, 0, [3]), (0, 3, [7])))
 
-    async def play() -> None:
-        assert (await episode.sample([5])).tokens.tolist() == [40]
-        assert (await episode.sample([9])).tokens.tolist() == [21]
-        assert (await episode.sample([7])).tokens.tolist() == [22]  # the same, behind another turn
-
-    asyncio.run(play())
+    assert (await episode.sample([5])).tokens.tolist() == [40]
+    assert (await episode.sample([9])).tokens.tolist() == [21]
+    assert (await episode.sample([7])).tokens.tolist() == [22]  # the same, behind another turn
     assert log.void == [(0, 2), (1, 0), (0, 3)]  # each once
     assert log.places == [(0, 2), (0, 3)]
     assert ask.asked[0][1] == [3, 4, 4, 5, 6, 5, 40, 9]
@@ -241,56 +225,47 @@ def test_what_an_environment_does_not_come_to_again_is_void() -> None:
     assert log.void == [(0, 2)]
 
 
-def test_an_episode_whose_process_was_lost_repeats_its_turns() -> None:
+async def test_an_episode_whose_process_was_lost_repeats_its_turns() -> None:
     ask, log = Asked(2, 2), Log()
 
-    async def play() -> None:
-        episode = playing(ask, log)
-        await episode.sample([5])
-        ask.hold = asyncio.Event()
-        lost = asyncio.ensure_future(episode.sample([6]))
-        await asyncio.sleep(0)
-        lost.cancel()
-        episode.begin_again()
-        assert episode.answer.tokens.tolist() == [4, 5, 6] and episode.turns_left == 3
-        assert (await episode.sample([5])).tokens.tolist() == [21, 22]
-        again = asyncio.ensure_future(episode.sample([6]))
-        await asyncio.sleep(0)  # in which the lost one ends, too
-        with pytest.raises(ValueError, match="not there yet"):
-            await episode.sample([6])
-        ask.hold.set()
-        assert (await again).tokens.tolist() == [23, 24]
-        assert len(episode.episode(None, cut=False).trajectories[0].turns) == 3
-
-    asyncio.run(play())
+    episode = playing(ask, log)
+    await episode.sample([5])
+    ask.hold = asyncio.Event()
+    lost = asyncio.ensure_future(episode.sample([6]))
+    await asyncio.sleep(0)
+    lost.cancel()
+    episode.begin_again()
+    assert episode.answer.tokens.tolist() == [4, 5, 6] and episode.turns_left == 3
+    assert (await episode.sample([5])).tokens.tolist() == [21, 22]
+    again = asyncio.ensure_future(episode.sample([6]))
+    await asyncio.sleep(0)  # in which the lost one ends, too
+    with pytest.raises(ValueError, match="not there yet"):
+        await episode.sample([6])
+    ask.hold.set()
+    assert (await again).tokens.tolist() == [23, 24]
+    assert len(episode.episode(None, cut=False).trajectories[0].turns) == 3
     assert [key.turn for key, *_ in ask.asked] == [1, 2, 2]
     assert log.places == [(0, 1), (0, 2)] and log.void == []
 
 
-def test_rewards_of_turns_follow_the_order_in_which_they_were_answered() -> None:
+async def test_rewards_of_turns_follow_the_order_in_which_they_were_answered() -> None:
     episode = playing(Asked())
 
-    async def play() -> None:
-        other = episode.begin("3")
-        await episode.sample([5], other)
-        await episode.sample([5])
-        await episode.sample([5], other)
-
-    asyncio.run(play())
+    other = episode.begin("3")
+    await episode.sample([5], other)
+    await episode.sample([5])
+    await episode.sample([5], other)
     # Rows: (0, 0), (0, 1), (1, 0), (1, 1).
     assert episode.of_turns([1.0, 2.0, 3.0, 4.0]) == [1.0, 3.0, 2.0, 4.0]
 
 
-def test_turns_are_counted_over_all_trajectories() -> None:
+async def test_turns_are_counted_over_all_trajectories() -> None:
     episode = playing(Asked(1, 1), max_turns=3)
 
-    async def play() -> None:
-        other = episode.begin("34")
-        assert other == 1 and episode.turns_left == 2
-        await episode.sample([5], other)
+    other = episode.begin("34")
+    assert other == 1 and episode.turns_left == 2
+    await episode.sample([5], other)
+    await episode.sample([5])
+    assert episode.turns_left == 0
+    with pytest.raises(EpisodeLimit, match="0 turns"):
         await episode.sample([5])
-        assert episode.turns_left == 0
-        with pytest.raises(EpisodeLimit, match="0 turns"):
-            await episode.sample([5])
-
-    asyncio.run(play())

@@ -53,27 +53,24 @@ def test_a_call_that_took_too_long_is_told_by_its_own_deadline():
     assert describe(away, deadline) == describe(away) == "UNAVAILABLE: connection refused"
 
 
-def test_a_worker_whose_controller_does_not_answer_names_the_key():
-    async def main():
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        values = section_with(deadlines={"startup_s": 0.3, "rpc_s": 0.2})
-        member = Member(
-            name="a",
-            run=RunToJoin(address, values, "abc", doors.SECRETS.of_worker),
-            endpoint=doors.Called(),
-            engine=scripted(),
-        )
-        with pytest.raises(DeadlineError) as error:
-            await member.register()
-        await member.leave()
-        silent.close()
-        assert str(error.value) == (
-            "reaching the controller (no answer) took longer than 0.3 s "
-            "(set rlax.deadlines.startup_s to wait longer)"
-        )
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+async def test_a_worker_whose_controller_does_not_answer_names_the_key():
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    values = section_with(deadlines={"startup_s": 0.3, "rpc_s": 0.2})
+    member = Member(
+        name="a",
+        run=RunToJoin(address, values, "abc", doors.SECRETS.of_worker),
+        endpoint=doors.Called(),
+        engine=scripted(),
+    )
+    with pytest.raises(DeadlineError) as error:
+        await member.register()
+    await member.leave()
+    silent.close()
+    assert str(error.value) == (
+        "reaching the controller (no answer) took longer than 0.3 s "
+        "(set rlax.deadlines.startup_s to wait longer)"
+    )
 
 
 RATES = Rates(tokens_per_s=20, prefill_tokens_per_s=1000, bytes_per_s=100, startup_s=60)

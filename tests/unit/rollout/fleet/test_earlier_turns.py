@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dispatching import answer, join, make, request, run
+from dispatching import answer, join, make, request
 from waiting import turns
 
 from rlax_plugin.base.types import Key
@@ -37,20 +37,17 @@ def turn(group: int, sample: int, number: int):
     )
 
 
-def test_a_turn_goes_where_its_context_may_be_kept():
-    async def main():
-        fleet, dispatcher, _ = make()
-        for name in ("a", "b"):
-            await join(fleet, name, answer)
-        first = dispatcher.submit(turn(0, 0, 1))
-        (worker,) = (await first)[2]
-        for number in range(2, 6):
-            # Without it, the least loaded worker would be a, the first one, each time.
-            other = dispatcher.submit(turn(number, 0, 0))
-            later = dispatcher.submit(turn(0, 0, number))
-            assert (await later)[2] == (worker,)
-            await other
-        await turns()
-        await dispatcher.close()
-
-    run(main)
+async def test_a_turn_goes_where_its_context_may_be_kept():
+    fleet, dispatcher, _ = make()
+    for name in ("a", "b"):
+        await join(fleet, name, answer)
+    first = dispatcher.submit(turn(0, 0, 1))
+    (worker,) = (await first)[2]
+    for number in range(2, 6):
+        # Without it, the least loaded worker would be a, the first one, each time.
+        other = dispatcher.submit(turn(number, 0, 0))
+        later = dispatcher.submit(turn(0, 0, number))
+        assert (await later)[2] == (worker,)
+        await other
+    await turns()
+    await dispatcher.close()

@@ -14,7 +14,6 @@ from dispatching import (
     make,
     quarantine,
     registration,
-    run,
 )
 from waiting import eventually
 
@@ -22,41 +21,35 @@ from rlax_plugin.rollout.fleet.fleet import FleetListener
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 
-def test_a_silent_worker_is_lost():
-    async def main():
-        fleet, _, lost = make(heartbeats_lost=1)
-        await join(fleet, "a", answer)
-        watch = asyncio.ensure_future(fleet.watch())
-        await eventually(lambda: lost)
-        assert lost == ["a: no heartbeat for 0.02 s"] and fleet.workers == {}
-        watch.cancel()
-        await fleet.close()
-
-    run(main)
+async def test_a_silent_worker_is_lost():
+    fleet, _, lost = make(heartbeats_lost=1)
+    await join(fleet, "a", answer)
+    watch = asyncio.ensure_future(fleet.watch())
+    await eventually(lambda: lost)
+    assert lost == ["a: no heartbeat for 0.02 s"] and fleet.workers == {}
+    watch.cancel()
+    await fleet.close()
 
 
-def test_a_pause_of_the_controller_itself_loses_nobody():
+async def test_a_pause_of_the_controller_itself_loses_nobody():
     clock = HeldClock()
 
-    async def main():
-        fleet, _, lost = make(clock=clock, heartbeats_lost=10)  # 0.2 s in all
-        await join(fleet, "a", answer)
-        worker = fleet.workers["a"]
-        watch = asyncio.ensure_future(fleet.watch())
-        await clock.passes(0.05)
-        await clock.passes(0.5)
-        # What the worker sent meanwhile is handled only after the watch has woken up.
-        worker.last_seen = clock.now
-        for _ in range(19):
-            await clock.passes(0.01)
-        assert lost == []
-        for _ in range(6):  # now it is really silent, for as long as a watch may sleep
-            await clock.passes(0.01)
-        assert lost == ["a: no heartbeat for 0.2 s"]
-        watch.cancel()
-        await fleet.close()
-
-    run(main)
+    fleet, _, lost = make(clock=clock, heartbeats_lost=10)  # 0.2 s in all
+    await join(fleet, "a", answer)
+    worker = fleet.workers["a"]
+    watch = asyncio.ensure_future(fleet.watch())
+    await clock.passes(0.05)
+    await clock.passes(0.5)
+    # What the worker sent meanwhile is handled only after the watch has woken up.
+    worker.last_seen = clock.now
+    for _ in range(19):
+        await clock.passes(0.01)
+    assert lost == []
+    for _ in range(6):  # now it is really silent, for as long as a watch may sleep
+        await clock.passes(0.01)
+    assert lost == ["a: no heartbeat for 0.2 s"]
+    watch.cancel()
+    await fleet.close()
 
 
 @pytest.mark.parametrize(
@@ -74,76 +67,61 @@ def test_a_pause_of_the_controller_itself_loses_nobody():
         ({"address": "localhost:80\n"}, "must be host:port"),
     ],
 )
-def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
-    async def main():
-        fleet, _, _ = make()
-        reply = await fleet.Register(registration(**changes), None)
-        assert not reply.accepted and reason in reply.reason and fleet.workers == {}
-
-    run(main)
+async def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
+    fleet, _, _ = make()
+    reply = await fleet.Register(registration(**changes), None)
+    assert not reply.accepted and reason in reply.reason and fleet.workers == {}
 
 
-def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
-    async def main():
-        fleet, _, _ = make()
-        await join(fleet, "a", answer)
-        fleet.lose(fleet.workers["a"], "a hiccup")
-        reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3, process="p"), None)
-        assert not reply.known
-        again = await fleet.Register(registration(version=3), None)
-        assert again.accepted and fleet.workers["a"].ready
-        await fleet.close()
-
-    run(main)
+async def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
+    fleet, _, _ = make()
+    await join(fleet, "a", answer)
+    fleet.lose(fleet.workers["a"], "a hiccup")
+    reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3, process="p"), None)
+    assert not reply.known
+    again = await fleet.Register(registration(version=3), None)
+    assert again.accepted and fleet.workers["a"].ready
+    await fleet.close()
 
 
-def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
-    async def main():
-        (one, *_), (two, *_) = make(), make()
-        again = registration(version=7)
-        reply = await one.Register(again, None)
-        assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
-        assert one.workers["a"].version == -1 and not one.workers["a"].ready
-        # The same process again, and another of its name.
-        assert (await one.Register(again, None)).accepted and one.workers["a"].version == 7
-        one.lose(one.workers["a"], "killed")
-        again.process = "p12"
-        assert (await one.Register(again, None)).accepted and one.workers["a"].version == -1
-        await one.close()
-
-    run(main)
+async def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
+    (one, *_), (two, *_) = make(), make()
+    again = registration(version=7)
+    reply = await one.Register(again, None)
+    assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
+    assert one.workers["a"].version == -1 and not one.workers["a"].ready
+    # The same process again, and another of its name.
+    assert (await one.Register(again, None)).accepted and one.workers["a"].version == 7
+    one.lose(one.workers["a"], "killed")
+    again.process = "p12"
+    assert (await one.Register(again, None)).accepted and one.workers["a"].version == -1
+    await one.close()
 
 
-def test_a_garbled_heartbeat_is_none():
-    async def main():
-        fleet, _, lost = make()
-        await join(fleet, "a", answer)
-        heard = fleet.workers["a"].last_seen
-        for purpose in (3, -1, -9):
-            told = pb.Progress(attempt=1, key=pb.Key(purpose=purpose))
-            beat = pb.HeartbeatRequest(worker="a", version=7, process="p", progress=[told])
-            with pytest.raises(ValueError, match=f"purpose {purpose} does not exist"):
-                await fleet.Heartbeat(beat, None)
-        worker = fleet.workers["a"]
-        assert (worker.last_seen, worker.version) == (heard, 0) and lost == []
-        await fleet.close()
-
-    run(main)
+async def test_a_garbled_heartbeat_is_none():
+    fleet, _, lost = make()
+    await join(fleet, "a", answer)
+    heard = fleet.workers["a"].last_seen
+    for purpose in (3, -1, -9):
+        told = pb.Progress(attempt=1, key=pb.Key(purpose=purpose))
+        beat = pb.HeartbeatRequest(worker="a", version=7, process="p", progress=[told])
+        with pytest.raises(ValueError, match=f"purpose {purpose} does not exist"):
+            await fleet.Heartbeat(beat, None)
+    worker = fleet.workers["a"]
+    assert (worker.last_seen, worker.version) == (heard, 0) and lost == []
+    await fleet.close()
 
 
-def test_messages_of_another_process_of_that_name_are_ignored():
-    async def main():
-        fleet, _, lost = make()
-        await join(fleet, "a", answer, process="new")
-        stray = pb.HeartbeatRequest(worker="a", version=3, process="old")
-        assert not (await fleet.Heartbeat(stray, None)).known
-        await fleet.Deregister(pb.DeregisterRequest(worker="a", process="old"), None)
-        assert fleet.workers["a"].version == 0 and lost == []
-        await fleet.Deregister(pb.DeregisterRequest(worker="a", process="new"), None)
-        assert fleet.workers == {} and lost == ["a: left"]
-        await fleet.close()
-
-    run(main)
+async def test_messages_of_another_process_of_that_name_are_ignored():
+    fleet, _, lost = make()
+    await join(fleet, "a", answer, process="new")
+    stray = pb.HeartbeatRequest(worker="a", version=3, process="old")
+    assert not (await fleet.Heartbeat(stray, None)).known
+    await fleet.Deregister(pb.DeregisterRequest(worker="a", process="old"), None)
+    assert fleet.workers["a"].version == 0 and lost == []
+    await fleet.Deregister(pb.DeregisterRequest(worker="a", process="new"), None)
+    assert fleet.workers == {} and lost == ["a: left"]
+    await fleet.close()
 
 
 class Quarantines(FleetListener):
@@ -154,67 +132,55 @@ class Quarantines(FleetListener):
         self._names.append(name)
 
 
-def test_a_quarantine_is_of_the_process_that_said_it():
-    async def main():
-        fleet, _, lost = make()
-        told: list[str] = []
-        fleet.listeners.append(Quarantines(told))
-        await join(fleet, "a", answer, process="old")
-        old = fleet.workers["a"]
-        fleet.lose(old, "killed")
-        await join(fleet, "a", answer, process="new")
-        for _ in range(2):  # it is told until it is heard
-            await quarantine(fleet, "a", "old")
-        assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
-        assert lost == ["a: killed"]
-        reply = await fleet.Register(registration(process="old"), None)
-        assert not reply.accepted and reply.reason == "quarantined: a canary died"
-        assert fleet.workers["a"].process == "new"
-        await fleet.close()
-
-    run(main)
+async def test_a_quarantine_is_of_the_process_that_said_it():
+    fleet, _, lost = make()
+    told: list[str] = []
+    fleet.listeners.append(Quarantines(told))
+    await join(fleet, "a", answer, process="old")
+    old = fleet.workers["a"]
+    fleet.lose(old, "killed")
+    await join(fleet, "a", answer, process="new")
+    for _ in range(2):  # it is told until it is heard
+        await quarantine(fleet, "a", "old")
+    assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
+    assert lost == ["a: killed"]
+    reply = await fleet.Register(registration(process="old"), None)
+    assert not reply.accepted and reply.reason == "quarantined: a canary died"
+    assert fleet.workers["a"].process == "new"
+    await fleet.close()
 
 
-def test_a_quarantine_of_a_process_that_never_registered_is_not_believed():
-    async def main():
-        fleet, _, _ = make()
-        told: list[str] = []
-        fleet.listeners.append(Quarantines(told))
-        await join(fleet, "a", answer, process="p")
-        await quarantine(fleet, "a", "another")
-        await quarantine(fleet, "b", "p")
-        assert told == [] and fleet.identities.quarantined == {} and fleet.workers["a"].trusted
-        await fleet.close()
-
-    run(main)
+async def test_a_quarantine_of_a_process_that_never_registered_is_not_believed():
+    fleet, _, _ = make()
+    told: list[str] = []
+    fleet.listeners.append(Quarantines(told))
+    await join(fleet, "a", answer, process="p")
+    await quarantine(fleet, "a", "another")
+    await quarantine(fleet, "b", "p")
+    assert told == [] and fleet.identities.quarantined == {} and fleet.workers["a"].trusted
+    await fleet.close()
 
 
-def test_figures_are_finite_and_have_short_names():
-    async def main():
-        fleet, _, _ = make()
-        await join(fleet, "a", answer, process="p")
-        odd = {"nan": math.nan, "inf": math.inf, "a\nb": 1.0, "": 1.0, "x" * 65: 1.0}
-        told = {"tokens": 3.0} | odd
-        told |= {f"figure{number}": 1.0 for number in range(300)}
-        beat = pb.HeartbeatRequest(worker="a", process="p", version=0, figures=told)
-        await fleet.Heartbeat(beat, None)
-        figures = fleet.workers["a"].figures
-        assert len(figures) == 200 and not figures.keys() & odd.keys()
-        await fleet.close()
-
-    run(main)
+async def test_figures_are_finite_and_have_short_names():
+    fleet, _, _ = make()
+    await join(fleet, "a", answer, process="p")
+    odd = {"nan": math.nan, "inf": math.inf, "a\nb": 1.0, "": 1.0, "x" * 65: 1.0}
+    told = {"tokens": 3.0} | odd
+    told |= {f"figure{number}": 1.0 for number in range(300)}
+    beat = pb.HeartbeatRequest(worker="a", process="p", version=0, figures=told)
+    await fleet.Heartbeat(beat, None)
+    figures = fleet.workers["a"].figures
+    assert len(figures) == 200 and not figures.keys() & odd.keys()
+    await fleet.close()
 
 
-def test_a_pause_of_the_controller_gives_no_name_away():
+async def test_a_pause_of_the_controller_gives_no_name_away():
     """What the holder sent meanwhile may be read behind another one's registration."""
 
-    async def main():
-        fleet, _, lost = make()
-        await join(fleet, "a", answer, process="holder")
-        fleet.workers["a"].last_seen -= 1000
-        reply = await fleet.Register(registration(process="another"), None)
-        assert reply.name_taken and not reply.accepted
-        assert fleet.workers["a"].process == "holder" and lost == []
-        await fleet.close()
-
-    run(main)
+    fleet, _, lost = make()
+    await join(fleet, "a", answer, process="holder")
+    fleet.workers["a"].last_seen -= 1000
+    reply = await fleet.Register(registration(process="another"), None)
+    assert reply.name_taken and not reply.accepted
+    assert fleet.workers["a"].process == "holder" and lost == []
+    await fleet.close()

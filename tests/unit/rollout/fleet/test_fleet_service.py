@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,14 @@ async def served(versions: PackageVersions | None = None) -> Any:
         await server.stop(None)
 
 
-def run(main: Callable[[Served], Awaitable[None]], versions: PackageVersions | None = None) -> None:
-    async def within() -> None:
-        async with served(versions) as one:
-            await main(one)
-
-    asyncio.run(asyncio.wait_for(within(), 120))
-
-
 async def status(call: Awaitable[Any]) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code()
 
 
-def test_a_worker_is_heard_with_the_token_of_its_registration_alone() -> None:
-    async def main(one: Served) -> None:
+async def test_a_worker_is_heard_with_the_token_of_its_registration_alone() -> None:
+    async with served() as one:
         first, second = new_token(), new_token()
         assert (await one.register(first, "a")).accepted
         assert (await one.register(second, "b")).accepted
@@ -94,12 +86,10 @@ def test_a_worker_is_heard_with_the_token_of_its_registration_alone() -> None:
         other = pb.HeartbeatRequest(worker="a", process="another", version=-1)
         assert await status(one.with_token(first).Heartbeat(other, timeout=60)) is DENIED
 
-    run(main)
-
 
 @pytest.mark.parametrize("quarantine", ["", "it lies"])
-def test_nobody_deregisters_or_quarantines_another_one(quarantine: str) -> None:
-    async def main(one: Served) -> None:
+async def test_nobody_deregisters_or_quarantines_another_one(quarantine: str) -> None:
+    async with served() as one:
         first, second = new_token(), new_token()
         await one.register(first, "a")
         await one.register(second, "b")
@@ -111,11 +101,9 @@ def test_nobody_deregisters_or_quarantines_another_one(quarantine: str) -> None:
         assert set(one.fleet.workers) == {"b"}
         assert dict(one.fleet.identities.quarantined) == ({"a": "it lies"} if quarantine else {})
 
-    run(main)
 
-
-def test_a_new_registration_of_a_process_has_a_new_token() -> None:
-    async def main(one: Served) -> None:
+async def test_a_new_registration_of_a_process_has_a_new_token() -> None:
+    async with served() as one:
         first, second = new_token(), new_token()
         beat = pb.HeartbeatRequest(worker="w", process="pw", version=-1)
         await one.register(first)
@@ -128,19 +116,15 @@ def test_a_new_registration_of_a_process_has_a_new_token() -> None:
         assert (await one.register(new_token(), process="another")).name_taken
         assert (await one.with_token(second).Heartbeat(beat, timeout=60)).known
 
-    run(main)
 
-
-def test_a_lost_worker_may_still_say_that_it_is_quarantined() -> None:
-    async def main(one: Served) -> None:
+async def test_a_lost_worker_may_still_say_that_it_is_quarantined() -> None:
+    async with served() as one:
         token = new_token()
         await one.register(token)
         one.fleet.lose(one.fleet.workers["w"], "no heartbeat")
         end = pb.DeregisterRequest(worker="w", process="pw", quarantine="a canary died")
         await one.with_token(token).Deregister(end, timeout=60)
         assert one.fleet.identities.quarantined == {"w": "a canary died"}
-
-    run(main)
 
 
 @pytest.mark.parametrize(
@@ -154,20 +138,18 @@ def test_a_lost_worker_may_still_say_that_it_is_quarantined() -> None:
         ({"certificate": doors.SECRETS.identity.key}, "one certificate in PEM"),
     ],
 )
-def test_a_registration_without_a_secret_of_its_own_is_rejected(
+async def test_a_registration_without_a_secret_of_its_own_is_rejected(
     changes: dict[str, str], why: str
 ) -> None:
-    async def main(one: Served) -> None:
+    async with served() as one:
         reply = await one.register(**({"token": new_token()} | changes))
         assert not reply.accepted and why in reply.reason and not one.fleet.workers
         # The run's own tokens are what they were.
         await rpc.FleetStub(one.connection).Config(pb.ConfigRequest(), timeout=60)
 
-    run(main)
 
-
-def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None:
-    async def main(one: Served) -> None:
+async def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None:
+    async with served(PackageVersions({"rlax-plugin": "0.1.0"})) as one:
         assert (await one.register(new_token(), versions={"rlax-plugin": "0.1.0"})).accepted
         for told in ({"rlax-plugin": "9.0"}, {}, {"rlax-plugin": "0.1\x1b"}):
             reply = await one.register(new_token(), "b", versions=told)
@@ -178,11 +160,9 @@ def test_a_worker_with_other_packages_is_rejected_with_what_to_install() -> None
         reply = await stub.Config(pb.ConfigRequest(), timeout=60)
         assert dict(reply.versions) == {"rlax-plugin": "0.1.0"}
 
-    run(main, PackageVersions({"rlax-plugin": "0.1.0"}))
-
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_path: Path) -> None:
+async def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_path: Path) -> None:
     content = {
         "rlax": {
             "prompt_source": {"name": "numbers"},
@@ -193,22 +173,19 @@ def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_path: 
     config = to_bytes(resolved(content, arguments=frozenset(), source="run.yml"))
     doors.SECRETS.of_worker.write(tmp_path / "token.json")
 
-    async def main() -> None:
-        callers = doors.SECRETS.callers()
-        server, address = doors.server(callers=callers)
-        fleet = Fleet(deadlines=Deadlines(), config_hash="a", parameter_server="h:1", config=config)
-        versions = PackageVersions({"rlax-plugin": "9.0"}, allow_others=allowed)
-        rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), server)
-        await server.start()
-        fetched = fetch_config(address, str(tmp_path / "token.json"), 60.0, "w")
-        if allowed:
+    callers = doors.SECRETS.callers()
+    server, address = doors.server(callers=callers)
+    fleet = Fleet(deadlines=Deadlines(), config_hash="a", parameter_server="h:1", config=config)
+    versions = PackageVersions({"rlax-plugin": "9.0"}, allow_others=allowed)
+    rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), server)
+    await server.start()
+    fetched = fetch_config(address, str(tmp_path / "token.json"), 60.0, "w")
+    if allowed:
+        await fetched
+    else:
+        with pytest.raises(ConfigError, match=r"^installed packages: .* rlax-plugin==9\.0"):
             await fetched
-        else:
-            with pytest.raises(ConfigError, match=r"^installed packages: .* rlax-plugin==9\.0"):
-                await fetched
-        await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    await server.stop(None)
 
 
 def test_a_worker_without_a_token_says_at_once_what_it_waits_for(
@@ -222,22 +199,20 @@ def test_a_worker_without_a_token_says_at_once_what_it_waits_for(
     assert said in caplog.text
 
 
-def test_a_token_of_another_registration_cannot_be_taken_over() -> None:
-    async def main(one: Served) -> None:
+async def test_a_token_of_another_registration_cannot_be_taken_over() -> None:
+    async with served() as one:
         token = new_token()
         await one.register(token, "a")
         assert "in use" in (await one.register(token, "b")).reason
         beat = pb.HeartbeatRequest(worker="a", process="pa", version=-1)
         assert (await one.with_token(token).Heartbeat(beat, timeout=60)).known
 
-    run(main)
 
-
-def test_tokens_of_forgotten_processes_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_of_forgotten_processes_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "_MOST_IDENTITIES", 5)
     monkeypatch.setattr(fleet_service, "_MOST_FORGOTTEN", 3)
 
-    async def main(one: Served) -> None:
+    async with served() as one:
         tokens = [new_token() for _ in range(30)]
         for index, token in enumerate(tokens):
             assert (await one.register(token, f"w{index}")).accepted
@@ -245,17 +220,15 @@ def test_tokens_of_forgotten_processes_go(monkeypatch: pytest.MonkeyPatch) -> No
         taken = [token in one.callers for token in tokens]
         assert sum(taken) <= 5 + 3 and all(taken[-5:])
 
-    run(main)
 
-
-def test_a_worker_is_called_with_the_secret_of_its_registration_and_nobody_else_may() -> None:
+async def test_a_worker_is_called_with_the_secret_of_its_registration_and_nobody_else_may() -> None:
     """The controller's channel to a worker: its certificate is pinned, its token shown."""
 
     class Rollout(rpc.RolloutServicer):
         async def Health(self, request: pb.HealthRequest, context: Any) -> pb.HealthReply:
             return pb.HealthReply(version=3)
 
-    async def main(one: Served) -> None:
+    async with served() as one:
         callers = Callers()
         server, address = doors.server(callers=callers)
         rpc.add_RolloutServicer_to_server(Rollout(), server)
@@ -270,5 +243,3 @@ def test_a_worker_is_called_with_the_secret_of_its_registration_and_nobody_else_
         asked = workers["b"].link.stub.Health(pb.HealthRequest(), timeout=60)
         assert await status(asked) is UNKNOWN
         await server.stop(None)
-
-    run(main)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from dispatching import answer, generated, join, make, request, requests_of, run
+from dispatching import answer, generated, join, make, request, requests_of
 from part_stubs import EngineStub
 from sections import section_with
 from test_progress import beat
@@ -87,28 +87,25 @@ def asked(number: int, *seeds: int) -> Request:
     return Request(Key("train", number), 1, context, seeds, sampling)
 
 
-def test_what_no_message_holds_arrives_in_both_directions():
+async def test_what_no_message_holds_arrives_in_both_directions():
     """A report of 17 MB, the request that resumes it, and an answer: gRPC takes 16 MiB."""
     seeds, reported = (3, 2**64 - 1), (500_000, 590_000)
     partial = [large(s, n) for s, n in zip(seeds, reported, strict=True)]
     whole = [large(s, NEW, "length") for s in seeds]
 
-    async def main():
-        fleet, dispatcher, lost = make(lambda one: one)
-        dying, going_on = Engine(lambda one: partial), Engine(lambda one: whole)
-        async with worker(fleet, "a", dying), worker(fleet, "b", going_on):
-            fleet.workers["b"].draining = True
-            ticket = dispatcher.submit(asked(0, *seeds))
-            await eventually(lambda: lost)
-            assert lost == ["a: INTERNAL: the engine has died"]
-            fleet.workers["b"].draining = False
-            dispatcher.wake()
-            assert equal((await ticket).samples, whole)
-            (resumed,) = going_on.requests
-            assert equal(resumed.resume, partial)
-        await dispatcher.close()
-
-    run(main)
+    fleet, dispatcher, lost = make(lambda one: one)
+    dying, going_on = Engine(lambda one: partial), Engine(lambda one: whole)
+    async with worker(fleet, "a", dying), worker(fleet, "b", going_on):
+        fleet.workers["b"].draining = True
+        ticket = dispatcher.submit(asked(0, *seeds))
+        await eventually(lambda: lost)
+        assert lost == ["a: INTERNAL: the engine has died"]
+        fleet.workers["b"].draining = False
+        dispatcher.wake()
+        assert equal((await ticket).samples, whole)
+        (resumed,) = going_on.requests
+        assert equal(resumed.resume, partial)
+    await dispatcher.close()
 
 
 def cut(
@@ -137,7 +134,7 @@ def interleaved(message: pb.Request) -> list[pb.Reply]:
         (interleaved, "sent a garbled answer: a reply to group . in the midst of that to group"),
     ],
 )
-def test_hostile_pieces_cost_a_worker_its_trust(script, reason):
+async def test_hostile_pieces_cost_a_worker_its_trust(script, reason):
     sent = 0
 
     def counted(message: pb.Request) -> Iterator[pb.Reply]:
@@ -146,84 +143,72 @@ def test_hostile_pieces_cost_a_worker_its_trust(script, reason):
             sent += 1
             yield reply
 
-    async def main():
-        fleet, dispatcher, lost = make()
-        await join(fleet, "bad", counted)
-        sampling = SamplingParams(max_new_tokens=250, stop_ids=(99,))
-        tickets = [dispatcher.submit(request(i, sampling=sampling)) for i in range(2)]
-        await eventually(lambda: lost)
-        assert len(lost) == 1
-        assert re.match(f"bad: bad(: group .)? ({reason})", lost[0]), lost
-        assert fleet.workers.get("bad") is None
-        good = await join(fleet, "good", answer)
-        for ticket in tickets:
-            assert [w.name for w in (await ticket).workers] == ["good"]
-        assert not any(one.resume for one in good.requests)
-        # 13 kB can be generated for two samples of 250 tokens, and a message counts as 1 KiB.
-        assert sent <= 15
-        await dispatcher.close()
-
-    run(main)
+    fleet, dispatcher, lost = make()
+    await join(fleet, "bad", counted)
+    sampling = SamplingParams(max_new_tokens=250, stop_ids=(99,))
+    tickets = [dispatcher.submit(request(i, sampling=sampling)) for i in range(2)]
+    await eventually(lambda: lost)
+    assert len(lost) == 1
+    assert re.match(f"bad: bad(: group .)? ({reason})", lost[0]), lost
+    assert fleet.workers.get("bad") is None
+    good = await join(fleet, "good", answer)
+    for ticket in tickets:
+        assert [w.name for w in (await ticket).workers] == ["good"]
+    assert not any(one.resume for one in good.requests)
+    # 13 kB can be generated for two samples of 250 tokens, and a message counts as 1 KiB.
+    assert sent <= 15
+    await dispatcher.close()
 
 
-def test_the_end_of_a_call_in_the_midst_of_a_reply_is_a_call_that_was_not_answered():
-    async def main():
-        fleet, dispatcher, lost = make()
-        await join(fleet, "bad", lambda message: cut(message, 70, 40)[:2])
-        await join(fleet, "good", answer, slots=1)
-        done = await dispatcher.submit(request(0, sampling=SamplingParams(1, stop_ids=(99,))))
-        assert [w.name for w in done.workers] == ["good"] and done.request.attempt == 2
-        (again,) = dispatcher.again
-        assert again[1] == "the worker closed the call before it had answered"
-        assert lost == [] and fleet.workers["bad"].assigned == 0
-        await dispatcher.close()
-
-    run(main)
+async def test_the_end_of_a_call_in_the_midst_of_a_reply_is_a_call_that_was_not_answered():
+    fleet, dispatcher, lost = make()
+    await join(fleet, "bad", lambda message: cut(message, 70, 40)[:2])
+    await join(fleet, "good", answer, slots=1)
+    done = await dispatcher.submit(request(0, sampling=SamplingParams(1, stop_ids=(99,))))
+    assert [w.name for w in done.workers] == ["good"] and done.request.attempt == 2
+    (again,) = dispatcher.again
+    assert again[1] == "the worker closed the call before it had answered"
+    assert lost == [] and fleet.workers["bad"].assigned == 0
+    await dispatcher.close()
 
 
-def test_pieces_of_a_request_that_expires_are_dropped():
+async def test_pieces_of_a_request_that_expires_are_dropped():
     """The rest of a report is no answer; the answer, in pieces too, is late once; others follow."""
 
-    async def main():
-        fleet, dispatcher, lost = make(group_s=0.05)
-        go = asyncio.Event()
-        sampling = SamplingParams(max_new_tokens=500, stop_ids=(99,))
+    fleet, dispatcher, lost = make(group_s=0.05)
+    go = asyncio.Event()
+    sampling = SamplingParams(max_new_tokens=500, stop_ids=(99,))
 
-        class Slow:
-            async def Generate(self, messages: Any) -> Any:
-                expires, other = requests_of(messages)
-                first, *rest = cut(expires, 30, 40, finish=None)
-                yield first
-                await go.wait()
-                for reply in [*rest, *cut(expires, 70, 40), *cut(other, 70, 40)]:
-                    yield reply
+    class Slow:
+        async def Generate(self, messages: Any) -> Any:
+            expires, other = requests_of(messages)
+            first, *rest = cut(expires, 30, 40, finish=None)
+            yield first
+            await go.wait()
+            for reply in [*rest, *cut(expires, 70, 40), *cut(other, 70, 40)]:
+                yield reply
 
-        await join(fleet, "a", answer)
-        fleet.workers["a"].link.stub = Slow()
-        tickets = [dispatcher.submit(request(i, sampling=sampling)) for i in range(2)]
-        await turns()
-        await join(fleet, "b", answer)
-        number = 0
-        while not tickets[0].done():
-            number += 1
-            await beat(fleet, "a", (0, 1, 0), (1, 1, number))
-        assert fleet.workers["a"].assigned == 4
-        go.set()
-        assert [w.name for w in (await tickets[1]).workers] == ["a"]
-        assert dispatcher.late == 1 and lost == []
-        await dispatcher.close()
-
-    run(main)
+    await join(fleet, "a", answer)
+    fleet.workers["a"].link.stub = Slow()
+    tickets = [dispatcher.submit(request(i, sampling=sampling)) for i in range(2)]
+    await turns()
+    await join(fleet, "b", answer)
+    number = 0
+    while not tickets[0].done():
+        number += 1
+        await beat(fleet, "a", (0, 1, 0), (1, 1, number))
+    assert fleet.workers["a"].assigned == 4
+    go.set()
+    assert [w.name for w in (await tickets[1]).workers] == ["a"]
+    assert dispatcher.late == 1 and lost == []
+    await dispatcher.close()
 
 
-def test_a_request_that_cannot_be_sent_fails_as_what_it_is():
-    async def main():
-        fleet, dispatcher, lost = make()
-        async with worker(fleet, "a", Engine(lambda one: [])):
-            wrong = dispatcher.submit(asked(0, -1))  # no unsigned number
-            with pytest.raises(ValueError):
-                await wrong
-            assert lost == [] and fleet.workers["a"].assigned == 0
-        await dispatcher.close()
-
-    run(main)
+async def test_a_request_that_cannot_be_sent_fails_as_what_it_is():
+    fleet, dispatcher, lost = make()
+    async with worker(fleet, "a", Engine(lambda one: [])):
+        wrong = dispatcher.submit(asked(0, -1))  # no unsigned number
+        with pytest.raises(ValueError):
+            await wrong
+        assert lost == [] and fleet.workers["a"].assigned == 0
+    await dispatcher.close()

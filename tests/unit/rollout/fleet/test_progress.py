@@ -9,7 +9,7 @@ from typing import Any
 
 import dispatching
 import pytest
-from dispatching import HeldClock, answer, join, request, run
+from dispatching import HeldClock, answer, join, request
 from part_stubs import EngineStub
 from waiting import eventually, turns
 
@@ -203,112 +203,97 @@ async def beats(fleet: Fleet, name: str, until: Callable[[], Any], *still: int) 
         await beat(fleet, name, *moves)
 
 
-def test_only_the_group_that_stands_still_is_issued_again():
-    async def main():
-        fleet, dispatcher, lost = make(group_s=0.05)
-        held = await join(fleet, "a", answer, slots=64, held=True)
-        tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        await eventually(lambda: held.calls)
-        assert held.calls == [[0, 1, 2]]
-        await join(fleet, "b", answer)
-        await beats(fleet, "a", tickets[1].done, 1)
-        asked, _, workers = await tickets[1]
-        assert asked.attempt == 2 and [w.name for w in workers] == ["b"]
-        (again,) = dispatcher.again
-        assert again[0].key == Key("train", 1)
-        assert "no progress for " in again[1] and "rlax.deadlines.group_s is 0.05" in again[1]
-        # Its late answer is counted, and the others of the call are answered as ever.
-        assert held.ended == 0 and fleet.workers["a"].assigned == 6
-        for i in (1, 0):
-            held.go[i].set()
-        await tickets[0]
-        await eventually(lambda: dispatcher.late)
-        assert fleet.workers["a"].progress._at_least_s > 0.0  # it shows how slow the worker is
-        held.go[2].set()
-        await tickets[2]
-        await eventually(lambda: held.ended)
-        assert [t.result().request.attempt for t in tickets] == [1, 2, 1]
-        assert dispatcher.late == 1 and dispatcher.reissued == 1 and lost == []
-        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
-        await dispatcher.close()
-
-    run(main)
+async def test_only_the_group_that_stands_still_is_issued_again():
+    fleet, dispatcher, lost = make(group_s=0.05)
+    held = await join(fleet, "a", answer, slots=64, held=True)
+    tickets = [dispatcher.submit(request(i)) for i in range(3)]
+    await eventually(lambda: held.calls)
+    assert held.calls == [[0, 1, 2]]
+    await join(fleet, "b", answer)
+    await beats(fleet, "a", tickets[1].done, 1)
+    asked, _, workers = await tickets[1]
+    assert asked.attempt == 2 and [w.name for w in workers] == ["b"]
+    (again,) = dispatcher.again
+    assert again[0].key == Key("train", 1)
+    assert "no progress for " in again[1] and "rlax.deadlines.group_s is 0.05" in again[1]
+    # Its late answer is counted, and the others of the call are answered as ever.
+    assert held.ended == 0 and fleet.workers["a"].assigned == 6
+    for i in (1, 0):
+        held.go[i].set()
+    await tickets[0]
+    await eventually(lambda: dispatcher.late)
+    assert fleet.workers["a"].progress._at_least_s > 0.0  # it shows how slow the worker is
+    held.go[2].set()
+    await tickets[2]
+    await eventually(lambda: held.ended)
+    assert [t.result().request.attempt for t in tickets] == [1, 2, 1]
+    assert dispatcher.late == 1 and dispatcher.reissued == 1 and lost == []
+    assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
+    await dispatcher.close()
 
 
-def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
-    async def main():
-        fleet, dispatcher, lost = make(group_s=0.05)
-        held = await join(fleet, "a", answer, slots=64, held=True)
-        tickets = [dispatcher.submit(request(i)) for i in range(2)]
-        await eventually(lambda: held.calls)
-        await join(fleet, "b", answer)
-        await beats(fleet, "a", tickets[1].done, 1)
-        held.go[0].set()
-        await tickets[0]
-        # Group 1 will never be answered there, and nobody waits for it.
-        await eventually(lambda: held.ended)
-        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
-        assert [t.result().request.attempt for t in tickets] == [1, 2] and lost == []
-        await dispatcher.close()
-
-    run(main)
+async def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
+    fleet, dispatcher, lost = make(group_s=0.05)
+    held = await join(fleet, "a", answer, slots=64, held=True)
+    tickets = [dispatcher.submit(request(i)) for i in range(2)]
+    await eventually(lambda: held.calls)
+    await join(fleet, "b", answer)
+    await beats(fleet, "a", tickets[1].done, 1)
+    held.go[0].set()
+    await tickets[0]
+    # Group 1 will never be answered there, and nobody waits for it.
+    await eventually(lambda: held.ended)
+    assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
+    assert [t.result().request.attempt for t in tickets] == [1, 2] and lost == []
+    await dispatcher.close()
 
 
-def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
-    async def main():
-        fleet, dispatcher, lost = make(group_s=0.05)
-        hung = await join(fleet, "a", answer, slots=64, held=True)
-        tickets = [dispatcher.submit(request(i)) for i in range(3)]
-        await eventually(lambda: hung.calls)
-        fine = await join(fleet, "b", answer)
-        await beats(fleet, "a", lambda: all(t.done() for t in tickets), 0, 1, 2)
-        assert {t.result().workers[0].name for t in tickets} == {"b"}
-        assert sorted(i for call in fine.calls for i in call) == [0, 1, 2]
-        await eventually(lambda: hung.ended)
-        await turns()
-        assert fleet.workers["a"].assigned == 0 and lost == [] and dispatcher.late == 0
-        await dispatcher.close()
-
-    run(main)
+async def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
+    fleet, dispatcher, lost = make(group_s=0.05)
+    hung = await join(fleet, "a", answer, slots=64, held=True)
+    tickets = [dispatcher.submit(request(i)) for i in range(3)]
+    await eventually(lambda: hung.calls)
+    fine = await join(fleet, "b", answer)
+    await beats(fleet, "a", lambda: all(t.done() for t in tickets), 0, 1, 2)
+    assert {t.result().workers[0].name for t in tickets} == {"b"}
+    assert sorted(i for call in fine.calls for i in call) == [0, 1, 2]
+    await eventually(lambda: hung.ended)
+    await turns()
+    assert fleet.workers["a"].assigned == 0 and lost == [] and dispatcher.late == 0
+    await dispatcher.close()
 
 
-def test_a_group_that_stands_still_everywhere_ends_by_name_of_the_deadline():
-    async def main():
-        fleet, dispatcher, _ = make(group_s=0.03)
-        held = await join(fleet, "a", answer, slots=64, held=True)
-        ticket = dispatcher.submit(request(0))
-        while not ticket.done():
-            await beat(fleet, "a")
-        message = rf"group 0 failed {MAX_FAILURES} times.*no progress for .* rlax.deadlines.group_s"
-        with pytest.raises(WorkerError, match=message):
-            await ticket
-        assert held.calls == [[0]] * MAX_FAILURES
-        await dispatcher.close()
-
-    run(main)
+async def test_a_group_that_stands_still_everywhere_ends_by_name_of_the_deadline():
+    fleet, dispatcher, _ = make(group_s=0.03)
+    held = await join(fleet, "a", answer, slots=64, held=True)
+    ticket = dispatcher.submit(request(0))
+    while not ticket.done():
+        await beat(fleet, "a")
+    message = rf"group 0 failed {MAX_FAILURES} times.*no progress for .* rlax.deadlines.group_s"
+    with pytest.raises(WorkerError, match=message):
+        await ticket
+    assert held.calls == [[0]] * MAX_FAILURES
+    await dispatcher.close()
 
 
-def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
-    async def main():
-        fleet, dispatcher, _ = make(group_s=0.03)
-        stuck = await join(fleet, "stuck", answer, slots=64, held=True)
-        fine = await join(fleet, "fine", answer)
-        fleet.workers["fine"].assigned = 8  # it has no room yet
-        ticket = dispatcher.submit(request(0))
-        while not dispatcher.reissued:
-            await beat(fleet, "stuck")
-        dispatcher.wake()
-        later = dispatcher.submit(request(1))  # does not have to wait behind it
-        await eventually(lambda: len(stuck.calls) >= 2)
-        assert stuck.calls == [[0], [1]] and fine.calls == []
-        fleet.workers["fine"].assigned = 0
-        dispatcher.wake()
-        assert (await ticket).workers[0].name == "fine"
-        stuck.go[1].set()
-        assert (await later).workers[0].name == "stuck"
-        await dispatcher.close()
-
-    run(main)
+async def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
+    fleet, dispatcher, _ = make(group_s=0.03)
+    stuck = await join(fleet, "stuck", answer, slots=64, held=True)
+    fine = await join(fleet, "fine", answer)
+    fleet.workers["fine"].assigned = 8  # it has no room yet
+    ticket = dispatcher.submit(request(0))
+    while not dispatcher.reissued:
+        await beat(fleet, "stuck")
+    dispatcher.wake()
+    later = dispatcher.submit(request(1))  # does not have to wait behind it
+    await eventually(lambda: len(stuck.calls) >= 2)
+    assert stuck.calls == [[0], [1]] and fine.calls == []
+    fleet.workers["fine"].assigned = 0
+    dispatcher.wake()
+    assert (await ticket).workers[0].name == "fine"
+    stuck.go[1].set()
+    assert (await later).workers[0].name == "stuck"
+    await dispatcher.close()
 
 
 class Slow:
@@ -316,16 +301,13 @@ class Slow:
         return 31.0
 
 
-def test_what_waits_for_workers_in_vain_hears_how_long_one_would_have_needed():
-    async def main():
-        fleet, _, _ = make(startup_s=0.05)
-        dispatcher = Dispatcher(fleet, Deadlines(startup_s=0.05), pace=Slow())
-        why = "for which 1 groups wait.*0.05 s.*needed about 31 s.*rlax.deadlines.startup_s"
-        with pytest.raises(DeadlineError, match=why):
-            await dispatcher.submit(request(0))
-        await dispatcher.close()
-
-    run(main)
+async def test_what_waits_for_workers_in_vain_hears_how_long_one_would_have_needed():
+    fleet, _, _ = make(startup_s=0.05)
+    dispatcher = Dispatcher(fleet, Deadlines(startup_s=0.05), pace=Slow())
+    why = "for which 1 groups wait.*0.05 s.*needed about 31 s.*rlax.deadlines.startup_s"
+    with pytest.raises(DeadlineError, match=why):
+        await dispatcher.submit(request(0))
+    await dispatcher.close()
 
 
 # --- what a worker tells --------------------------------------------------------------------------

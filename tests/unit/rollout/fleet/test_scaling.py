@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dispatching import HeldClock, answer, join, make, run
+from dispatching import HeldClock, answer, join, make
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,49 +108,43 @@ class Resized:
         self.sizes.append(workers)
 
 
-def test_the_launcher_and_the_user_learn_of_decisions():
-    async def main():
-        fleet, dispatcher, _ = make()
-        await join(fleet, "a", answer)
-        backlog, launcher, said = Backlog(), Resized(), []
-        done = asyncio.get_running_loop().create_future()
-        backlog.watch(40, done)
-        scaler = Scaler(launcher.scaling)
-        seen = fleet.workers, 0.01, lambda *decided: said.append(decided)
-        scaling = asyncio.ensure_future(scale(launcher, scaler, backlog, *seen))
-        with backlog.waited_for():
-            await eventually(lambda: launcher.sizes == [2])
-        done.set_result(None)
-        await eventually(lambda: launcher.sizes == [2, 1] and backlog.samples == 0)
-        assert scaler.wanted == 1
-        assert said[0][0] == 1 and said[0][1].workers == 2
-        assert said[0][1].reason.startswith("the trainer waited for samples 100% of")
-        scaling.cancel()
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
+async def test_the_launcher_and_the_user_learn_of_decisions():
+    fleet, dispatcher, _ = make()
+    await join(fleet, "a", answer)
+    backlog, launcher, said = Backlog(), Resized(), []
+    done = asyncio.get_running_loop().create_future()
+    backlog.watch(40, done)
+    scaler = Scaler(launcher.scaling)
+    seen = fleet.workers, 0.01, lambda *decided: said.append(decided)
+    scaling = asyncio.ensure_future(scale(launcher, scaler, backlog, *seen))
+    with backlog.waited_for():
+        await eventually(lambda: launcher.sizes == [2])
+    done.set_result(None)
+    await eventually(lambda: launcher.sizes == [2, 1] and backlog.samples == 0)
+    assert scaler.wanted == 1
+    assert said[0][0] == 1 and said[0][1].workers == 2
+    assert said[0][1].reason.startswith("the trainer waited for samples 100% of")
+    scaling.cancel()
+    await dispatcher.close()
+    await fleet.close()
 
 
-def test_a_backlog_counts_samples_and_the_time_they_are_waited_for():
+async def test_a_backlog_counts_samples_and_the_time_they_are_waited_for():
     clock = HeldClock()
 
-    async def main():
-        fleet, dispatcher, _ = make(clock=clock)
-        await join(fleet, "a", answer, slots=4)
-        backlog = Backlog(clock)
-        clock.now += 2
-        with backlog.waited_for():
-            clock.now += 1
-            with backlog.waited_for():  # an evaluation beside the trainer counts once
-                clock.now += 3
-            assert backlog.load(fleet.workers) == FleetLoad(6, 4, 0, 1, 4)
-            clock.now += 1
+    fleet, dispatcher, _ = make(clock=clock)
+    await join(fleet, "a", answer, slots=4)
+    backlog = Backlog(clock)
+    clock.now += 2
+    with backlog.waited_for():
         clock.now += 1
-        assert backlog.load(fleet.workers) == FleetLoad(2, 1, 0, 1, 4)
-        fleet.workers["a"].draining = True
-        assert backlog.load(fleet.workers) == FleetLoad(0, 0, 0, 0, 0)
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
+        with backlog.waited_for():  # an evaluation beside the trainer counts once
+            clock.now += 3
+        assert backlog.load(fleet.workers) == FleetLoad(6, 4, 0, 1, 4)
+        clock.now += 1
+    clock.now += 1
+    assert backlog.load(fleet.workers) == FleetLoad(2, 1, 0, 1, 4)
+    fleet.workers["a"].draining = True
+    assert backlog.load(fleet.workers) == FleetLoad(0, 0, 0, 0, 0)
+    await dispatcher.close()
+    await fleet.close()

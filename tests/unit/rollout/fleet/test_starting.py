@@ -86,28 +86,23 @@ def test_a_worker_that_requests_the_config_is_starting() -> None:
     assert asyncio.run(main()) == "workers: 0 of 1 registered (local-0 compiling)"
 
 
-def test_a_worker_that_was_rejected_is_not_said_to_build_its_engine() -> None:
+async def test_a_worker_that_was_rejected_is_not_said_to_build_its_engine() -> None:
     said: list[str] = []
 
-    async def main() -> None:
-        fleet = Fleet(
-            deadlines=Deadlines(), config_hash="abc", parameter_server="", note=said.append
-        )
-        service = FleetService(fleet, Callers(), PackageVersions({"jax": "0.7.2"}))
-        own = {"token": new_token(), "certificate": CERTIFICATE}
-        rejected = (
-            own | {"config_hash": "xyz"},
-            {"token": "no secret"},
-            own | {"versions": {"jax": "0.6.0"}},
-        )
-        for name, fields in zip("abc", rejected, strict=True):
-            await service.Config(pb.ConfigRequest(worker=name), None)
-            assert f"{name} building the engine" in fleet.starting.described([], None)
-            for _ in range(2):  # its launcher starts it again
-                assert not (await service.Register(registration(name, **fields), None)).accepted
-            assert f"{name} building" not in fleet.starting.described([], None)
-
-    asyncio.run(main())
+    fleet = Fleet(deadlines=Deadlines(), config_hash="abc", parameter_server="", note=said.append)
+    service = FleetService(fleet, Callers(), PackageVersions({"jax": "0.7.2"}))
+    own = {"token": new_token(), "certificate": CERTIFICATE}
+    rejected = (
+        own | {"config_hash": "xyz"},
+        {"token": "no secret"},
+        own | {"versions": {"jax": "0.6.0"}},
+    )
+    for name, fields in zip("abc", rejected, strict=True):
+        await service.Config(pb.ConfigRequest(worker=name), None)
+        assert f"{name} building the engine" in fleet.starting.described([], None)
+        for _ in range(2):  # its launcher starts it again
+            assert not (await service.Register(registration(name, **fields), None)).accepted
+        assert f"{name} building" not in fleet.starting.described([], None)
     assert [line.partition(":")[0] for line in said] == [
         "worker a was rejected",
         "worker b was rejected",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import answer, declared, join, make, registration, reply_to, request, run
+from dispatching import answer, declared, join, make, registration, reply_to, request
 from sections import section_with
 from waiting import turns
 
@@ -92,121 +92,99 @@ def test_what_a_run_needs_follows_from_its_config():
     assert strict.lacking(dataclasses.replace(ALL, slots=6)) is None
 
 
-def test_a_worker_that_lacks_something_is_rejected_and_told_of_once():
-    async def main():
-        noted, unable = list[str](), registration("w", capabilities=declared(logprobs=False))
-        fleet, _, _ = make(needs=Needs(logprobs=True), note=noted.append)
-        for _ in range(2):
-            reply = await fleet.Register(unable, None)
-            assert (reply.accepted, reply.unfit, reply.name_taken) == (False, True, False)
-        assert noted == [f"worker w was rejected: {reply.reason}"] and fleet.workers == {}
-        assert (await fleet.Register(registration("w"), None)).accepted
-
-    run(main)
+async def test_a_worker_that_lacks_something_is_rejected_and_told_of_once():
+    noted, unable = list[str](), registration("w", capabilities=declared(logprobs=False))
+    fleet, _, _ = make(needs=Needs(logprobs=True), note=noted.append)
+    for _ in range(2):
+        reply = await fleet.Register(unable, None)
+        assert (reply.accepted, reply.unfit, reply.name_taken) == (False, True, False)
+    assert noted == [f"worker w was rejected: {reply.reason}"] and fleet.workers == {}
+    assert (await fleet.Register(registration("w"), None)).accepted
 
 
-def test_what_changes_later_is_heard_with_a_heartbeat():
-    async def main():
-        fleet, _, lost = make(needs=Needs(logprobs=True))
-        await join(fleet, "w", answer)
-        beat = pb.HeartbeatRequest(worker="w", process="p")
-        beat.capabilities.CopyFrom(declared(vocabulary=7))
-        assert (await fleet.Heartbeat(beat, None)).known
-        assert fleet.workers["w"].capabilities.vocabulary == 7
-        assert (await fleet.Heartbeat(pb.HeartbeatRequest(worker="w", process="p"), None)).known
-        assert fleet.workers["w"].capabilities.vocabulary == 7  # it said nothing of it
-        beat.capabilities.logprobs = False
-        assert not (await fleet.Heartbeat(beat, None)).known
-        assert lost == ["w: its engine gives no log-probs, which training needs"]
-
-    run(main)
+async def test_what_changes_later_is_heard_with_a_heartbeat():
+    fleet, _, lost = make(needs=Needs(logprobs=True))
+    await join(fleet, "w", answer)
+    beat = pb.HeartbeatRequest(worker="w", process="p")
+    beat.capabilities.CopyFrom(declared(vocabulary=7))
+    assert (await fleet.Heartbeat(beat, None)).known
+    assert fleet.workers["w"].capabilities.vocabulary == 7
+    assert (await fleet.Heartbeat(pb.HeartbeatRequest(worker="w", process="p"), None)).known
+    assert fleet.workers["w"].capabilities.vocabulary == 7  # it said nothing of it
+    beat.capabilities.logprobs = False
+    assert not (await fleet.Heartbeat(beat, None)).known
+    assert lost == ["w: its engine gives no log-probs, which training needs"]
 
 
-def test_of_idle_workers_the_one_gets_a_group_that_has_the_smaller_share_of_its_slots_taken():
-    async def main():
-        fleet, dispatcher, _ = make()
-        for name, slots, taken in (("small", 4, 3), ("large", 16, 4)):
-            await join(fleet, name, answer, slots=slots)
-            fleet.workers[name].assigned = taken
-        assert (await dispatcher.submit(request(0))).workers == (fleet.workers["large"],)
-        await dispatcher.close()
-
-    run(main)
+async def test_of_idle_workers_the_one_gets_a_group_that_has_the_smaller_share_of_its_slots_taken():
+    fleet, dispatcher, _ = make()
+    for name, slots, taken in (("small", 4, 3), ("large", 16, 4)):
+        await join(fleet, name, answer, slots=slots)
+        fleet.workers[name].assigned = taken
+    assert (await dispatcher.submit(request(0))).workers == (fleet.workers["large"],)
+    await dispatcher.close()
 
 
 def long(number: int, tokens: int) -> Request:
     return request(number, context=np.ones(tokens, np.int32))
 
 
-def test_long_sequences_go_to_engines_that_have_room_and_do_not_hold_others_up():
-    async def main():  # completions of at most 16 tokens
-        fleet, dispatcher, _ = make()
-        short = await join(fleet, "short", answer, context_tokens=20)
-        tickets = [dispatcher.submit(one) for one in (long(0, 5), long(1, 4), long(2, 9))]
-        await tickets[1]
-        await turns()
-        assert not tickets[0].done() and not tickets[2].done()
-        ample = await join(fleet, "ample", answer, context_tokens=25)
-        await asyncio.gather(*tickets)
-        assert [g for call in short.calls for g in call] == [1]
-        assert sorted(g for call in ample.calls for g in call) == [0, 2]
-        await dispatcher.close()
-
-    run(main)
+async def test_long_sequences_go_to_engines_that_have_room_and_do_not_hold_others_up():
+    fleet, dispatcher, _ = make()  # completions of at most 16 tokens
+    short = await join(fleet, "short", answer, context_tokens=20)
+    tickets = [dispatcher.submit(one) for one in (long(0, 5), long(1, 4), long(2, 9))]
+    await tickets[1]
+    await turns()
+    assert not tickets[0].done() and not tickets[2].done()
+    ample = await join(fleet, "ample", answer, context_tokens=25)
+    await asyncio.gather(*tickets)
+    assert [g for call in short.calls for g in call] == [1]
+    assert sorted(g for call in ample.calls for g in call) == [0, 2]
+    await dispatcher.close()
 
 
-def test_sequences_that_no_engine_has_room_for_fail_and_others_go_on():
-    async def main():
-        fleet, dispatcher, _ = make(startup_s=0.05)
-        await join(fleet, "short", answer, context_tokens=20)
-        ticket = dispatcher.submit(long(0, 5))
-        with pytest.raises(
-            DeadlineError, match=r"takes 21 tokens \(those that are there take at most 20\)"
-        ):
-            await ticket
-        await dispatcher.submit(long(1, 4))
-        await dispatcher.close()
-
-    run(main)
+async def test_sequences_that_no_engine_has_room_for_fail_and_others_go_on():
+    fleet, dispatcher, _ = make(startup_s=0.05)
+    await join(fleet, "short", answer, context_tokens=20)
+    ticket = dispatcher.submit(long(0, 5))
+    with pytest.raises(
+        DeadlineError, match=r"takes 21 tokens \(those that are there take at most 20\)"
+    ):
+        await ticket
+    await dispatcher.submit(long(1, 4))
+    await dispatcher.close()
 
 
-def test_a_worker_that_loads_no_weights_is_what_is_missing():
+async def test_a_worker_that_loads_no_weights_is_what_is_missing():
     """And not a longer context: its own is long enough."""
 
-    async def main():
-        fleet, dispatcher, _ = make(startup_s=0.05)
-        await join(fleet, "empty", answer, version=-1, context_tokens=20)
-        with pytest.raises(DeadlineError) as caught:
-            await dispatcher.submit(long(0, 4))
-        assert "has loaded weights (there without them, each with a log that says why: empty)" in (
-            str(caught.value)
-        )
+    fleet, dispatcher, _ = make(startup_s=0.05)
+    await join(fleet, "empty", answer, version=-1, context_tokens=20)
+    with pytest.raises(DeadlineError) as caught:
+        await dispatcher.submit(long(0, 4))
+    assert "has loaded weights (there without them, each with a log that says why: empty)" in (
+        str(caught.value)
+    )
+    await dispatcher.close()
+
+
+async def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
+    def reports_and_dies(message: pb.Request) -> Any:
+        yield reply_to(message, 3, 2)
+        raise asyncio.CancelledError
+
+    for others, resumed in ((("plain", "able"), [3, 2]), (("plain",), [])):
+        fleet, dispatcher, _ = make(refresh=lambda request: request)
+        await join(fleet, "dying", reports_and_dies, slots=1000, version=5)
+        ticket = dispatcher.submit(request(0))
+        await turns()
+        fleet.lose(fleet.workers["dying"], "gone")
+        stubs = [
+            await join(fleet, name, answer, version=5, resumes=name == "able") for name in others
+        ]
+        asked, _, workers, *_ = await ticket
+        assert [len(s.tokens) for s in asked.resume] == resumed
+        assert [w.name for w in workers] == (["dying"] if resumed else []) + [others[-1]]
+        assert [len(stub.requests) for stub in stubs] == [0] * (len(others) - 1) + [1]
+        assert dispatcher.tokens_resumed == sum(resumed)
         await dispatcher.close()
-
-    run(main)
-
-
-def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
-    async def main():
-        def reports_and_dies(message: pb.Request) -> Any:
-            yield reply_to(message, 3, 2)
-            raise asyncio.CancelledError
-
-        for others, resumed in ((("plain", "able"), [3, 2]), (("plain",), [])):
-            fleet, dispatcher, _ = make(refresh=lambda request: request)
-            await join(fleet, "dying", reports_and_dies, slots=1000, version=5)
-            ticket = dispatcher.submit(request(0))
-            await turns()
-            fleet.lose(fleet.workers["dying"], "gone")
-            stubs = [
-                await join(fleet, name, answer, version=5, resumes=name == "able")
-                for name in others
-            ]
-            asked, _, workers, *_ = await ticket
-            assert [len(s.tokens) for s in asked.resume] == resumed
-            assert [w.name for w in workers] == (["dying"] if resumed else []) + [others[-1]]
-            assert [len(stub.requests) for stub in stubs] == [0] * (len(others) - 1) + [1]
-            assert dispatcher.tokens_resumed == sum(resumed)
-            await dispatcher.close()
-
-    run(main)

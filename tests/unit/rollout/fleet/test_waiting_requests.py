@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dispatching import answer, join, make, request, run
+from dispatching import answer, join, make, request
 from waiting import eventually, turns
 
 from rlax_plugin.base.types import Key
@@ -72,50 +72,46 @@ def heartbeat(*unfinished: int | None) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(worker="a", version=0, process="p", progress=progress)
 
 
-def test_samples_that_have_ended_make_room_although_their_group_goes_on() -> None:
-    async def main() -> None:
-        fleet, dispatcher, lost = make()
-        stub = await join(fleet, "a", answer, slots=4, held=True)
-        done = [dispatcher.submit(request(group, samples=4)) for group in range(4)]
-        await eventually(lambda: stub.calls)
-        worker = fleet.workers["a"]
-        # 8 of twice 4 slots; with 3 of a group's samples ended 5 are left, more than its slots.
-        assert stub.calls == [[0, 1]] and worker.assigned == 8
-        await fleet.Heartbeat(heartbeat(1, 4), None)
-        await turns()
-        assert stub.calls == [[0, 1]] and worker.assigned == 5
-        await fleet.Heartbeat(heartbeat(1, 3), None)  # 4 + 4 are twice its slots
-        await eventually(lambda: len(stub.calls) >= 2)
-        assert stub.calls == [[0, 1], [2]] and worker.assigned == 8
-        # A heartbeat that was sent before cannot take the room back, nor one that says nothing.
-        await fleet.Heartbeat(heartbeat(4, 4, None), None)
-        assert worker.assigned == 8 and worker.requests == 3
-        await fleet.Heartbeat(heartbeat(0, 0, 3), None)  # below its slots: one more, whatever size
-        await eventually(lambda: len(stub.calls) >= 3)
-        assert stub.calls == [[0, 1], [2], [3]] and worker.assigned == 7
-        stub.release()
-        for one in done:
-            assert len((await one).samples) == 4
-        await turns()
-        assert worker.assigned == worker.requests == 0 and lost == []
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
+async def test_samples_that_have_ended_make_room_although_their_group_goes_on() -> None:
+    fleet, dispatcher, lost = make()
+    stub = await join(fleet, "a", answer, slots=4, held=True)
+    done = [dispatcher.submit(request(group, samples=4)) for group in range(4)]
+    await eventually(lambda: stub.calls)
+    worker = fleet.workers["a"]
+    # 8 of twice 4 slots; with 3 of a group's samples ended 5 are left, more than its slots.
+    assert stub.calls == [[0, 1]] and worker.assigned == 8
+    await fleet.Heartbeat(heartbeat(1, 4), None)
+    await turns()
+    assert stub.calls == [[0, 1]] and worker.assigned == 5
+    await fleet.Heartbeat(heartbeat(1, 3), None)  # 4 + 4 are twice its slots
+    await eventually(lambda: len(stub.calls) >= 2)
+    assert stub.calls == [[0, 1], [2]] and worker.assigned == 8
+    # A heartbeat that was sent before cannot take the room back, nor one that says nothing.
+    await fleet.Heartbeat(heartbeat(4, 4, None), None)
+    assert worker.assigned == 8 and worker.requests == 3
+    await fleet.Heartbeat(heartbeat(0, 0, 3), None)  # below its slots: one more, whatever size
+    await eventually(lambda: len(stub.calls) >= 3)
+    assert stub.calls == [[0, 1], [2], [3]] and worker.assigned == 7
+    stub.release()
+    for one in done:
+        assert len((await one).samples) == 4
+    await turns()
+    assert worker.assigned == worker.requests == 0 and lost == []
+    await dispatcher.close()
+    await fleet.close()
 
 
-def test_a_group_that_is_larger_than_twice_the_slots_need_not_wait_for_an_idle_worker() -> None:
-    async def main() -> None:
-        fleet, dispatcher, _ = make()
-        stub = await join(fleet, "a", answer, slots=4)
-        worker = fleet.workers["a"]
-        worker.assigned = 3
-        await dispatcher.submit(request(0, samples=9))
-        assert stub.calls == [[0]] and worker.assigned == 3
-        await dispatcher.close()
-        await fleet.close()
-
-    run(main)
+async def test_a_group_that_is_larger_than_twice_the_slots_need_not_wait_for_an_idle_worker() -> (
+    None
+):
+    fleet, dispatcher, _ = make()
+    stub = await join(fleet, "a", answer, slots=4)
+    worker = fleet.workers["a"]
+    worker.assigned = 3
+    await dispatcher.submit(request(0, samples=9))
+    assert stub.calls == [[0]] and worker.assigned == 3
+    await dispatcher.close()
+    await fleet.close()
 
 
 def test_a_negative_number_of_unfinished_samples_is_refused() -> None:

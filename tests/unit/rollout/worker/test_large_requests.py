@@ -74,24 +74,21 @@ def test_a_caller_that_does_not_end_its_requests_does_not_hold_the_worker():
     assert details == "the call's requests did not arrive whole, rlax.deadlines.rpc_s is 0.2"
 
 
-def test_a_worker_that_begins_to_drain_while_it_reads_takes_no_request():
-    async def main() -> None:
-        engine = Engine()
-        async with served(engine, **SECTION) as (stub, service):
+async def test_a_worker_that_begins_to_drain_while_it_reads_takes_no_request():
+    engine = Engine()
+    async with served(engine, **SECTION) as (stub, service):
 
-            async def drains() -> AsyncIterator[pb.GenerateRequest]:
-                yield part(more=False)
-                service.draining = True
+        async def drains() -> AsyncIterator[pb.GenerateRequest]:
+            yield part(more=False)
+            service.draining = True
 
-            with pytest.raises(grpc.aio.AioRpcError, match="is draining") as caught:
-                [reply async for reply in stub.Generate(drains(), timeout=60)]
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-            assert engine.requests == [] and not service.generating
-
-    asyncio.run(main())
+        with pytest.raises(grpc.aio.AioRpcError, match="is draining") as caught:
+            [reply async for reply in stub.Generate(drains(), timeout=60)]
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert engine.requests == [] and not service.generating
 
 
-def test_the_largest_call_that_a_controller_makes_is_taken():
+async def test_the_largest_call_that_a_controller_makes_is_taken():
     """Twice the slots, with all that can be resumed of them, in messages of 2 KiB; and a group."""
     count = 999
     nats = -np.ones(count, np.float32)
@@ -101,16 +98,13 @@ def test_the_largest_call_that_a_controller_makes_is_taken():
         requests.append(make_request(i, seeds=(1,), resume=(made,)))
         requests[-1] = _asking(requests[-1], 1000)
 
-    async def main() -> None:
-        engine = Engine()
-        async with served(engine, **SECTION) as (stub, _):
-            messages = list(request_messages(requests, 2048))
-            assert len(messages) > 5 * MOST_REQUESTS
-            assert [r async for r in stub.Generate(iter(messages), timeout=60)] == []
-        assert [one.key for one in engine.requests] == [one.key for one in requests]
-        assert all(one.resume[0].tokens.tolist() == [5] * count for one in engine.requests)
-
-    asyncio.run(main())
+    engine = Engine()
+    async with served(engine, **SECTION) as (stub, _):
+        messages = list(request_messages(requests, 2048))
+        assert len(messages) > 5 * MOST_REQUESTS
+        assert [r async for r in stub.Generate(iter(messages), timeout=60)] == []
+    assert [one.key for one in engine.requests] == [one.key for one in requests]
+    assert all(one.resume[0].tokens.tolist() == [5] * count for one in engine.requests)
 
 
 def _asking(request: Request, tokens: int) -> Request:

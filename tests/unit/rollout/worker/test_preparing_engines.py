@@ -54,19 +54,16 @@ def test_each_activity_is_told_once() -> None:
     assert asyncio.run(main()) == ["importing", "compiling"]
 
 
-def test_an_engine_that_says_nothing_is_waited_for() -> None:
+async def test_an_engine_that_says_nothing_is_waited_for() -> None:
     class Silent(EngineStub):
         async def prepare(self) -> None:
             await asyncio.sleep(0.03)
 
-    async def main() -> None:
-        async def tell(doing: str) -> None:
-            raise AssertionError(doing)
+    async def tell(doing: str) -> None:
+        raise AssertionError(doing)
 
-        await prepare(Silent(), DEADLINES, tell)
-        await prepare(EngineStub(), DEADLINES, tell)
-
-    asyncio.run(main())
+    await prepare(Silent(), DEADLINES, tell)
+    await prepare(EngineStub(), DEADLINES, tell)
 
 
 def test_an_engine_that_is_late_or_fails_is_an_error() -> None:

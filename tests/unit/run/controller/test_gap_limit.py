@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import answer, join, make, run
+from dispatching import answer, join, make
 
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.config import Objective
@@ -113,75 +113,66 @@ def gaps_after(means: Mapping[str, float], tokens: float = GAP_TOKENS) -> list[G
     return [GroupGap(name, 7, mean * tokens, tokens) for name, mean in means.items()]
 
 
-def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined() -> None:
-    async def main() -> None:
-        fleet, dispatcher, lost = make()
-        notes, listener = [], Quarantined()
-        fleet.listeners.append(listener)
-        for name in ("near", "apart", "far"):
-            await join(fleet, name, answer)
-        workers, gaps = dict(fleet.workers), WorkerGaps(fleet, notes.append)
-        gaps.take([], 7)
-        few = GAP_TOKENS / 2
-        gaps.take(gaps_after({"far": 99.0}, few), 9)  # too few to judge by
-        assert listener.said == notes == []
-        for _ in range(2):
-            gaps.take(gaps_after({"near": GAP_WARN, "apart": GAP_QUARANTINE, "gone": 99.0}), 9)
-        apart = "the log-probs of its samples differ by 5 nats a token from the trainer's"
-        assert notes == [f"warning: worker apart: {apart}, more than 1"]  # once
-        assert workers["apart"].suspicion == {GAP: f"{apart}, more than 1"}
-        assert workers["near"].suspicion == {} and listener.said == []
-        gaps.take([*gaps_after({"apart": 0.01}), *gaps_after({"far": 1.0}, few)], 9)
-        assert workers["apart"].suspicion == {}
-        far = "the log-probs of its samples differ by 50 nats a token from the trainer's"
-        assert listener.said == [("far", f"{far}, more than 1 and than 5")]
-        assert fleet.workers.keys() == {"near", "apart"} and not workers["far"].trusted
-        assert lost == [f"far: quarantined: {far}, more than 1 and than 5"]
-        await dispatcher.close()
-
-    run(main)
+async def test_a_worker_whose_log_probs_are_not_the_trainers_is_named_then_quarantined() -> None:
+    fleet, dispatcher, lost = make()
+    notes, listener = [], Quarantined()
+    fleet.listeners.append(listener)
+    for name in ("near", "apart", "far"):
+        await join(fleet, name, answer)
+    workers, gaps = dict(fleet.workers), WorkerGaps(fleet, notes.append)
+    gaps.take([], 7)
+    few = GAP_TOKENS / 2
+    gaps.take(gaps_after({"far": 99.0}, few), 9)  # too few to judge by
+    assert listener.said == notes == []
+    for _ in range(2):
+        gaps.take(gaps_after({"near": GAP_WARN, "apart": GAP_QUARANTINE, "gone": 99.0}), 9)
+    apart = "the log-probs of its samples differ by 5 nats a token from the trainer's"
+    assert notes == [f"warning: worker apart: {apart}, more than 1"]  # once
+    assert workers["apart"].suspicion == {GAP: f"{apart}, more than 1"}
+    assert workers["near"].suspicion == {} and listener.said == []
+    gaps.take([*gaps_after({"apart": 0.01}), *gaps_after({"far": 1.0}, few)], 9)
+    assert workers["apart"].suspicion == {}
+    far = "the log-probs of its samples differ by 50 nats a token from the trainer's"
+    assert listener.said == [("far", f"{far}, more than 1 and than 5")]
+    assert fleet.workers.keys() == {"near", "apart"} and not workers["far"].trusted
+    assert lost == [f"far: quarantined: {far}, more than 1 and than 5"]
+    await dispatcher.close()
 
 
-def test_no_worker_is_quarantined_where_the_trainer_may_be_wrong() -> None:
-    async def main() -> None:
-        fleet, dispatcher, lost = make()
-        notes: list[str] = []
-        for name in ("a", "b", "c"):
-            await join(fleet, name, answer)
-        gaps = WorkerGaps(fleet, notes.append)
-        gaps.take([], 7)
-        gaps.take(gaps_after({"c": 0.01}), 9)
-        fleet.lose(fleet.workers["c"], "it has ended")  # that it agreed does not count any more
-        for _ in range(2):
-            gaps.take(gaps_after({"a": 9.0, "b": 9.0}), 9)
-        assert fleet.workers.keys() == {"a", "b"} and len(lost) == 1 and len(notes) == 2
-        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
-        assert fleet.workers.keys() == {"a"}
-        await dispatcher.close()
-
-    run(main)
+async def test_no_worker_is_quarantined_where_the_trainer_may_be_wrong() -> None:
+    fleet, dispatcher, lost = make()
+    notes: list[str] = []
+    for name in ("a", "b", "c"):
+        await join(fleet, name, answer)
+    gaps = WorkerGaps(fleet, notes.append)
+    gaps.take([], 7)
+    gaps.take(gaps_after({"c": 0.01}), 9)
+    fleet.lose(fleet.workers["c"], "it has ended")  # that it agreed does not count any more
+    for _ in range(2):
+        gaps.take(gaps_after({"a": 9.0, "b": 9.0}), 9)
+    assert fleet.workers.keys() == {"a", "b"} and len(lost) == 1 and len(notes) == 2
+    gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
+    assert fleet.workers.keys() == {"a"}
+    await dispatcher.close()
 
 
-def test_a_worker_does_not_pay_for_a_process_that_had_its_name_before() -> None:
-    async def main() -> None:
-        fleet, dispatcher, lost = make()
-        notes: list[str] = []
-        for name in ("a", "b"):
-            await join(fleet, name, answer)
-        gaps = WorkerGaps(fleet, notes.append)
-        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 8)  # of recorded batches
-        gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
-        assert notes == [] and fleet.workers.keys() == {"a", "b"}
-        late = [GroupGap(name, 8, mean * 64, 64) for name, mean in (("a", 0.01), ("b", 2.0))]
-        gaps.take(late, 9)
-        assert len(notes) == 1
-        fleet.lose(fleet.workers["b"], "it has ended")
-        await join(fleet, "b", answer, process="another")
-        gaps.take([GroupGap("b", 8, 9.0 * 64, 64)], 12)  # the first look at the new process
-        gaps.take([GroupGap("b", 11, 9.0 * 64, 64)], 14)
-        assert fleet.workers.keys() == {"a", "b"} and fleet.workers["b"].suspicion == {}
-        gaps.take([GroupGap("b", 12, 9.0 * 64, 64)], 15)
-        assert fleet.workers.keys() == {"a"} and len(lost) == 2
-        await dispatcher.close()
-
-    run(main)
+async def test_a_worker_does_not_pay_for_a_process_that_had_its_name_before() -> None:
+    fleet, dispatcher, lost = make()
+    notes: list[str] = []
+    for name in ("a", "b"):
+        await join(fleet, name, answer)
+    gaps = WorkerGaps(fleet, notes.append)
+    gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 8)  # of recorded batches
+    gaps.take(gaps_after({"a": 0.01, "b": 9.0}), 9)
+    assert notes == [] and fleet.workers.keys() == {"a", "b"}
+    late = [GroupGap(name, 8, mean * 64, 64) for name, mean in (("a", 0.01), ("b", 2.0))]
+    gaps.take(late, 9)
+    assert len(notes) == 1
+    fleet.lose(fleet.workers["b"], "it has ended")
+    await join(fleet, "b", answer, process="another")
+    gaps.take([GroupGap("b", 8, 9.0 * 64, 64)], 12)  # the first look at the new process
+    gaps.take([GroupGap("b", 11, 9.0 * 64, 64)], 14)
+    assert fleet.workers.keys() == {"a", "b"} and fleet.workers["b"].suspicion == {}
+    gaps.take([GroupGap("b", 12, 9.0 * 64, 64)], 15)
+    assert fleet.workers.keys() == {"a"} and len(lost) == 2
+    await dispatcher.close()
