@@ -25,6 +25,8 @@ from waiting import wait_until
 
 from rlax_plugin.rpc.security.run_secrets import known_secrets
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
 SECRET = "a-secret-that-no-process-may-have"
 ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in range(40)]
 KINDS = {
@@ -130,7 +132,6 @@ def watched() -> Iterator[Watched]:
         shutil.rmtree(place)
 
 
-@pytest.mark.slow
 def test_the_uppermost_directories_are_private_whatever_the_umask(watched: Watched) -> None:
     modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in watched.own.items()}
     assert modes == dict.fromkeys(watched.own, 0o700)
@@ -138,7 +139,6 @@ def test_the_uppermost_directories_are_private_whatever_the_umask(watched: Watch
     assert stat.S_IMODE((watched.place / "runs").stat().st_mode) == 0o775
 
 
-@pytest.mark.slow
 def test_nothing_that_a_run_writes_is_writable_for_all_whatever_the_umask(watched: Watched) -> None:
     written = [*watched.place.rglob("*")]
     assert watched.place / "home/rlax/tokens" in written
@@ -146,7 +146,6 @@ def test_nothing_that_a_run_writes_is_writable_for_all_whatever_the_umask(watche
     assert [path for path in open_ if not os.path.islink(path)] == []
 
 
-@pytest.mark.ci
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
 def test_another_user_can_read_nothing_of_a_run(watched: Watched) -> None:
     for name, path in watched.own.items():
@@ -165,18 +164,15 @@ def test_another_user_can_read_nothing_of_a_run(watched: Watched) -> None:
     watched.run.dir.chmod(0o700)
 
 
-@pytest.mark.slow
 def test_processes_of_a_run_inherit_nothing_of_the_trainer(watched: Watched) -> None:
     assert watched.inheritance.kinds >= KINDS
     assert watched.inheritance.found == set()
 
 
-@pytest.mark.slow
 def test_no_process_of_a_run_imports_from_its_working_directory(watched: Watched) -> None:
     assert not watched.trap.exists(), watched.trap.read_text()
 
 
-@pytest.mark.slow
 def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
     watched: Watched,
 ) -> None:

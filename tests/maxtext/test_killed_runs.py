@@ -34,7 +34,7 @@ IMPORTS = "imports.log"
 UNUSED = ("tensorflow.", "torch.", "google.cloud.aiplatform.", "sklearn.", "vllm.", "seqio.")
 FEW = "test_problems: 5, validation_problems: 5"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
 
 
 def settings(directory: Path) -> tuple[str, ...]:
@@ -178,7 +178,6 @@ def test_the_critic_learns_from_step_to_step(undisturbed):
     assert all(step["objective/value_loss"] > 0 for step in steps)
 
 
-@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
     port = free_port()
