@@ -70,6 +70,7 @@ def config(share: float) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_nothing_but_the_kept_config_has_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def main(directory: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_a_mesh_of_two_gives_the_samples_of_one_device(tmp_path, dense):
     np.savez(tmp_path / "weights.npz", **dense.weights)
