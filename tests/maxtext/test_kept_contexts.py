@@ -196,7 +196,9 @@ def section(new_weights: str = "continue", **others: Any) -> RlaxSection:
 
 def test_an_engine_keeps_contexts_until_weights_change_and_compiles_nothing_for_it():
     settings, store, made = section(), Memory(), []
-    context = BuildContext(run_dir=None, seed=0, section=settings, config=resolve(TINY))
+    # Each program of the worker is compiled, and a layer more makes each of them take longer.
+    config = resolve(TINY, ("base_num_decoder_layers=1",))
+    context = BuildContext(run_dir=None, seed=0, section=settings, config=config)
     engine = JetstreamEngine(
         make_slots=lambda: made.append(make_slots(JetstreamConfig(), context)) or made[0],
         store=store,
