@@ -1,7 +1,5 @@
 """What every test process and its children need; set before anything imports JAX or TensorFlow."""
 
-from __future__ import annotations
-
 import asyncio
 import compileall
 import gc

@@ -4,8 +4,6 @@ Events are the fault points of ``base.files.faults``. The processes of a run app
 that they reach to a file, which ``EventLog`` follows.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence

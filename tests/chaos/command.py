@@ -17,8 +17,6 @@ again, though not the same nanosecond. The runs stay for a look at them; remove 
 seed is run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -9,8 +9,6 @@
   suffers. It puts ``unreliable_store`` between the run and its own store, whichever that is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ other end is gone although nothing says so. The proxy passes bytes unchanged and
 of them, so both ends encrypt and verify certificates as if it were not there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import struct

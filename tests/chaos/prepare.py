@@ -1,7 +1,5 @@
 """From the settings of ``make chaos`` to a run that is ready to start, with its faults."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

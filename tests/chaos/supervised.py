@@ -1,7 +1,5 @@
 """Starts the processes of a run as a supervisor would, and again when they were killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """``make chaos``: a seed decides the blows, events are counted, and a bad end is a finding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sections import section_with

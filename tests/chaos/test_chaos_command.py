@@ -1,7 +1,5 @@
 """Short runs whose processes are killed and frozen at events that their seeds choose."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """The faults of ``make chaos``: connections and a store."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The proxy between processes has the faults that it is told to have, or a run shows nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable

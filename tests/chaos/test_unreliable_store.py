@@ -1,7 +1,5 @@
 """The store ``unreliable``: slow, faulty or silent as its file says, otherwise the other one."""
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is another store, whose calls are slow, fail or hang while a file says so.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -3,8 +3,6 @@
 Among the first tests, since it is the longest that runs in the test process itself.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Iterator

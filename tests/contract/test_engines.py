@@ -1,7 +1,5 @@
 """Engines and stores that need more than ``check_plugin`` can make up, by the same contracts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

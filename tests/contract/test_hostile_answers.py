@@ -4,8 +4,6 @@ Every built-in reward scores a corpus of hostile completions in another process,
 that takes more CPU time than ordinary machines need by far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

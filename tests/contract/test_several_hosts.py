@@ -3,8 +3,6 @@
 The steps by themselves are in test_shared_writing.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

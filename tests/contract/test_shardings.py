@@ -1,7 +1,5 @@
 """Eight devices: how arrays lie on them changes neither files nor fingerprints nor bytes read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

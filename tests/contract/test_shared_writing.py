@@ -1,7 +1,5 @@
 """The steps of a version that several hosts write, within one process."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -3,8 +3,6 @@
 The errors are real ones of TensorStore and of the operating system, over local files and over HTTP.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

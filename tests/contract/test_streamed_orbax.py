@@ -1,7 +1,5 @@
 """The files of the weight store can be sent one by one, and are read from the copies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax.numpy as jnp

@@ -3,8 +3,6 @@
 It executes the commands that it reads from stdin, one JSON list each, and answers in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

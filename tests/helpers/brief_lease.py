@@ -1,7 +1,5 @@
 """Plug-in, and part of a test: leases of runs are renewed, and taken over, within seconds."""
 
-from __future__ import annotations
-
 from rlax_plugin.api import Extension, hookimpl
 from rlax_plugin.run.start import lease
 

@@ -1,7 +1,5 @@
 """Functions as the cells of a notebook define them: their source is known, and no file has it."""
 
-from __future__ import annotations
-
 import itertools
 import linecache
 from typing import Any

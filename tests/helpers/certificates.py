@@ -1,7 +1,5 @@
 """Certificates of an operator, valid or broken in one way, for tests."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Prompt source ``chat_numbers``, a chat for the toy policy, and reward ``digits``."""
 
-from __future__ import annotations
-
 from rlax_plugin.api import (
     BuildContext,
     Extension,

@@ -1,7 +1,5 @@
 """The command line in this process."""
 
-from __future__ import annotations
-
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.tools.cli import app

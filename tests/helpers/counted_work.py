@@ -1,7 +1,5 @@
 """Counts what this thread's Python code does, which is the same on every machine."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

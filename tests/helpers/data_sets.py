@@ -1,7 +1,5 @@
 """Data sets on disk, and their tables: prepared in this process, which takes no second process."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A dispatcher whose workers are scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import dataclasses

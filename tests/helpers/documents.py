@@ -1,7 +1,5 @@
 """Reads the documents: README.md, CONTRIBUTING.md and what is under docs/."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Secrets of a run that exists in a test only, the door of its servers, and their clients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc

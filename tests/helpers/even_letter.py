@@ -1,7 +1,5 @@
 """A reward for any text, which a model that has learned nothing gets about every second time."""
 
-from __future__ import annotations
-
 from rlax_plugin.api import Extension, NoOptions, Prompt, hookimpl
 
 

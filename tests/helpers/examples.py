@@ -1,7 +1,5 @@
 """How many examples property tests try: few in `make test`, more in `make test-all`."""
 
-from __future__ import annotations
-
 import os
 
 TIMES = int(os.environ.get("RLAX_TEST_EXAMPLES_TIMES", "1"))

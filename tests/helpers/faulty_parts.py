@@ -3,8 +3,6 @@
 The engine uses other weights than those that it has loaded. The reward raises for one prompt.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 The chance is another one in each process, so that what broke once need not break again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """A real flow with its state, recorder and journal; a test answers for workers and rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path

@@ -8,8 +8,6 @@ The engine answers an evaluation of one version only once a file is there, and s
 that it has been asked. So a test can do something to a worker that is evaluating.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

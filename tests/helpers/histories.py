@@ -1,7 +1,5 @@
 """The records of a run that nobody ran: written by hand, so that every figure is known."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence

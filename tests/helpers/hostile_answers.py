@@ -1,7 +1,5 @@
 """Completions that try to be expensive or impossible to score, and what rewards give for them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 It speaks real HTTP over a socket. It is a fake only in what it answers.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

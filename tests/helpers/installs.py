@@ -1,7 +1,5 @@
 """Installs plug-ins for tests: real modules with real metadata, on a path of their own."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator

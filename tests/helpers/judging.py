@@ -1,7 +1,5 @@
 """Rewards that ask a server, and what a language model answers that grades completions."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

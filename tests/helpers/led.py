@@ -1,7 +1,5 @@
 """Host 0 of a trainer in a test: its real service, on an event loop and a port of its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

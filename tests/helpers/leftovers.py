@@ -5,8 +5,6 @@ its test: pytest keeps the name in ``PYTEST_CURRENT_TEST``, which children inher
 parent has ended. Threads and files belong to the test after which they are seen first.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -12,8 +12,6 @@ Importing this module makes ``objects://`` known to fsspec; for the processes of
 plug-in.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import uuid

@@ -1,7 +1,5 @@
 """Objectives as a trainer sees them: resolved from a config, made a loss, differentiated."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Python and this repository may lie below a directory that only root may enter. I
 of its own the command sees nothing else of such a directory.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What another user of this machine can read; needs root, who can become any user."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts without behaviour, of which a test replaces what it is about."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rlax_plugin.ports.capabilities import Capabilities

@@ -1,7 +1,5 @@
 """Modules that somebody else has put into a directory, named like those that programs import."""
 
-from __future__ import annotations
-
 import sys
 from importlib import metadata
 from pathlib import Path

@@ -4,8 +4,6 @@ Reward ``repeating`` prints its secrets and raises an error with them, for a sha
 Observer ``repeating`` prints and logs those of the environment, as each process of the run does.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """The trainer's side of an episode: a policy that counts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

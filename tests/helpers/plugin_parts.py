@@ -1,7 +1,5 @@
 """Parts of built-in plug-ins, without a config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

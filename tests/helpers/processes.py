@@ -1,7 +1,5 @@
 """``rlax`` as a process of its own: beside a test, or waited for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

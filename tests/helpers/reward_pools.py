@@ -1,7 +1,5 @@
 """Reward pools with real processes, in a test's directory, and what they were given."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence

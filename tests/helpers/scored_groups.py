@@ -1,7 +1,5 @@
 """Groups with rewards, of samples of given lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rlax_plugin.base.types import ScoredGroup

@@ -7,8 +7,6 @@ which is then tried again. ``RLAX_TEST_FLAKY`` names a file that collects the fl
 of pytest, which share the allowance.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

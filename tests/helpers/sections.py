@@ -1,7 +1,5 @@
 """The ``rlax:`` section where only some of its keys matter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rlax_plugin.config import RlaxSection

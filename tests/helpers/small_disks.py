@@ -1,7 +1,5 @@
 """Small disks that a test may fill, or make read-only."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Small tokenizers with a chat template, as directories that ``Tokenizer.load`` reads."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

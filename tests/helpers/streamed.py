@@ -1,7 +1,5 @@
 """JetStream's service of an engine, and whole completions of the messages that it streams."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager

@@ -6,8 +6,6 @@ continuation of ``prompt``. The weights
 come from a random generator seeded with a tensor's name, here and where the logits were computed.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The context in which the parts of a toy run are built, with signals of a config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weight versions of the toy policy, saved as a run saves them, and an engine that loads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

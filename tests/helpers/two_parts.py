@@ -1,7 +1,5 @@
 """The toy policy in two parts: ``adapter`` has its biases and changes, ``base`` all the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Waiting for something that a test cannot be told of, with a deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

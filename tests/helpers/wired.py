@@ -1,7 +1,5 @@
 """Whole samples of a reply, as a controller reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Each worker writes what tells its process from others, which no other process bu
 know, into a file named after its process id, in the directory that the environment names.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

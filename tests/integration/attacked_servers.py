@@ -4,8 +4,6 @@
 standard input. Whatever its store is told to delete is noted in ``deleted`` first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

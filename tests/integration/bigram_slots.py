@@ -4,8 +4,6 @@ The slots sample from the bigram policy of ``rlax_plugin.testing``, so that a ru
 be served, and a completion at temperature 0 can be told beforehand.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from pathlib import Path

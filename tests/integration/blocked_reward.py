@@ -1,7 +1,5 @@
 """A reward that computes nothing while a file exists."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A headless browser for pages on disk, without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What all integration tests share."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator

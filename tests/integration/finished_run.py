@@ -1,7 +1,5 @@
 """One finished run for all tests that read one, or go on from a copy of it."""
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ A process shows its parent's descriptors from its fork until its program starts,
 counts as found only if it is seen again a while later.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -5,8 +5,6 @@ counts, messages in messages are merged, and lists and maps get longer: so every
 can be reached, and have what no protobuf library would write.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence

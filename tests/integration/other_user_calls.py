@@ -4,8 +4,6 @@ It stands alone: of this project it takes the names of the services only. It kno
 everybody can read in /proc/net/tcp, and the tokens that its order names.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 Its order names them all, also those in directories that it could not list.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

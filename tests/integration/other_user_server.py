@@ -7,8 +7,6 @@ has all names of the right one, and one that shows the right certificate, which 
 behind its own. Each takes every call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -4,8 +4,6 @@ It stands alone, as ``other_user_calls`` does. Its order names the controller, t
 worker of the run, and what a registration needs; a line per attempt comes out.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The test's side of another local user: starts his scripts, and knows what he must not learn."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

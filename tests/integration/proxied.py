@@ -1,7 +1,5 @@
 """A worker behind proxies: one before the controller that it calls, one before itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

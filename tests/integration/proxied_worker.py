@@ -3,8 +3,6 @@
 Arguments: that address, a file for its own address, and those of ``rlax``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, each of which a test can end, freeze or drain."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

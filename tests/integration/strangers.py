@@ -1,7 +1,5 @@
 """A third party's package: built, installed and used where nothing of this checkout lies."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Parts of versions on a disk, and a parameter server that sends them as a test wants it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable

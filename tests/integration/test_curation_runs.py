@@ -4,8 +4,6 @@ The measurement is a process that is killed on its way: its table must be that o
 one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 A run goes on in a process that has nothing of the one before; commands that read are in this one.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

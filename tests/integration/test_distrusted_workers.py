@@ -1,7 +1,5 @@
 """A worker whose weights are wrong, in a run: a quarantine is of the process that has them."""
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """The launcher ``local`` divides the cores of the machine between trainer and workers."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """A worker that is told to leave: it hands its groups over, or finishes them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

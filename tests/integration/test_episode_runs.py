@@ -1,7 +1,5 @@
 """An episode of several turns outlives the process of its trainer."""
 
-from __future__ import annotations
-
 import signal
 import sqlite3
 from contextlib import closing

@@ -5,8 +5,6 @@ toy engine's tokens follow from weights and seeds, so a single token of another 
 is counted twice, would make them differ.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Only a new process imports the functions again.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of ``rlax report --watch`` in a real browser, while its run seems to go on."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from socket import gethostname

@@ -1,7 +1,5 @@
 """Engines that hang while their process lives, and engines that are only slow."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run whose prompt source, policy, rewards and filter say what breaks formats and terminals."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Processes that answer nonsense: they may return, until the third time."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import re

@@ -3,8 +3,6 @@
 A terminal and its signals belong to a process.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Who is a member of a run, and to which process a name belongs."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

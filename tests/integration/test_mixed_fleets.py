@@ -1,7 +1,5 @@
 """Workers that differ, and that know no more of the run than where its controller listens."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections import Counter

@@ -3,8 +3,6 @@
 The servers are processes of their own, so that their memory can be measured and their logs read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import itertools

@@ -1,7 +1,5 @@
 """Weights that arrive in the middle of samples, in a run whose worker processes are killed."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A notebook that starts a run, executed by a real kernel."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

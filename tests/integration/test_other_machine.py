@@ -3,8 +3,6 @@
 They are processes of this machine, on an address that is not loopback.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ second part he plays a worker, with the token of one. The run's digests are thos
 nobody disturbs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

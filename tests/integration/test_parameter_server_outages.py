@@ -1,7 +1,5 @@
 """A separate parameter server that is away for a while: every call to it is made again."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 

@@ -4,8 +4,6 @@ The run's ``config.yml`` is the exception, see docs/security.md. Each command is
 own, which must learn by itself what is a secret.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Workers behind a network that is slow, breaks connections, or loses them silently."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator

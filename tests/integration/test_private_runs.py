@@ -1,7 +1,5 @@
 """What other users of the machine can read of a run, and what its processes inherit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Runs that ``rlax_plugin.train`` starts: processes, which it watches and which end with it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

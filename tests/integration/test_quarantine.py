@@ -1,7 +1,5 @@
 """A worker with wrong weights stops and says so, and nothing that it generated is used."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs whose workers are actors of a Ray cluster, of which nodes end, freeze and leave."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

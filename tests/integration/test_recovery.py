@@ -6,8 +6,6 @@ the same order, same batches, same weights to the last bit. The worker of a chai
 them, which saves its start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

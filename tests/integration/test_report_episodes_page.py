@@ -1,7 +1,5 @@
 """Episodes of several turns on the page of ``rlax report``, in a real browser."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

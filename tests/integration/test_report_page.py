@@ -1,7 +1,5 @@
 """The page of ``rlax report`` in a real browser, beside the run's records."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from browser import browser, executable, open_page

@@ -1,7 +1,5 @@
 """Workers whose trainer process is started again load the weights of the new one."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

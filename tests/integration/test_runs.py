@@ -4,8 +4,6 @@ What is tested is the controller, the fleet, the parameter server, the reward po
 without MaxText's half minute of imports.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

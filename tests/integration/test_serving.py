@@ -3,8 +3,6 @@
 The engine is the real one over slots without MaxText (``bigram_slots``).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Limits of streamed weights: on names, sizes, disks and waits; and the turns of readers."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from pathlib import Path

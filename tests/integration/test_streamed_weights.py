@@ -1,7 +1,5 @@
 """Weights that the parameter server sends, over real gRPC: resumed, verified, shared."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from contextlib import AsyncExitStack

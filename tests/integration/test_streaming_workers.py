@@ -1,7 +1,5 @@
 """Workers that receive their weights from the parameter server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

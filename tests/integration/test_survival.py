@@ -3,8 +3,6 @@
 A lease is of a process: only real ones can be killed, frozen and continued.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ docs/reliability.md lists the findings. Each asserts the finding, and that the r
 the trouble.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

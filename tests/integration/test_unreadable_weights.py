@@ -1,7 +1,5 @@
 """Workers whose weights cannot be read: an outage costs time, and nobody's trust."""
 
-from __future__ import annotations
-
 import pytest
 from worker_harness import CONTINUE, Counting, Worker, group, section, trainer, until
 

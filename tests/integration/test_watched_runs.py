@@ -3,8 +3,6 @@
 The processes are real, because the doctor looks at processes: stopped, killed, and their stacks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Versions that workers on the trainer's machine load from memory, over real gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing, closing

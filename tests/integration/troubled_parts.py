@@ -4,8 +4,6 @@
 episodes block. The store is ``unreliable`` of ``chaos.unreliable_store``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """A run with two workers, one of them behind proxies, whose troubles the doctor is to name."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Only the engine, which generates counting numbers, is a script.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What JAX compiles during a test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """MaxText's own keys: what cannot work is one message with its key, before a worker is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The compiled figures are those of docs/scale.md: bytes in all per chip, from ``r
 --compile`` with libtpu 0.0.50.1.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A damaged checkpoint: never trained on, named, and the one before is taken."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The programs of ``rlax check --compile``, compiled for this machine in place of a slice."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import jax

@@ -1,7 +1,5 @@
 """A worker generates with a converted model what transformers generates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """``rlax export``: what may be named, what comes out of it, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every family: converted, compared with transformers, trained a step, exported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``rlax check`` compares the checkpoint that training starts from with the config's model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Free slots keep contexts: a next turn prefills what is new; decoding reads what is in use."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -6,8 +6,6 @@ uses what the tests have imported. Everything else about recovery is proved with
 ``tests/integration/test_recovery.py``.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import signal

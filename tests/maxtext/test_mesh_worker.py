@@ -4,8 +4,6 @@ As a program it is the worker with two devices, which a process has from its sta
 is read onto several devices is the matter of ``tests/contract/test_shardings.py``.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

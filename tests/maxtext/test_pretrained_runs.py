@@ -1,7 +1,5 @@
 """Configs with a tiny model: those for SmolLM2, and those of pages on moving from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

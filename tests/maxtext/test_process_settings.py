@@ -1,7 +1,5 @@
 """Loading a config changes how the process compiles only where the config says so."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``rlax convert --verify`` without torch: a Python that repeats what MaxText computes plays it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

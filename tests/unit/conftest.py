@@ -1,7 +1,5 @@
 """What several unit tests share."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

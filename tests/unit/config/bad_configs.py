@@ -1,7 +1,5 @@
 """Configs that must be rejected: what is changed in a good one, and what the message must name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Reward ``rank``: compares the samples of a group; the longest has 1, all others 0."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rlax_plugin.api import Episode, Extension, NoOptions, Prompt, hookimpl

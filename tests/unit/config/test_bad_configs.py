@@ -1,7 +1,5 @@
 """A bad config is one message that names the key, status 2, and no file anywhere."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The key ``function`` of rewards and filters: what it means, and what no config may say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

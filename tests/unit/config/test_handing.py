@@ -1,7 +1,5 @@
 """The run's config on its way to a worker: what is handed out, believed, and added."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading the ``rlax:`` section without MaxText."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hosts to listen on and to be reached at: which are accepted, and what a worker is handed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

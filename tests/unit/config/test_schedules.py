@@ -1,7 +1,5 @@
 """Schedules of numbers: their values by hand, compiled or not, and the configs that are refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """docs/config.md is the reference of the config classes; ``rlax explain`` finds things in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

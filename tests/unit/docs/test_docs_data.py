@@ -1,7 +1,5 @@
 """The commands and configs of docs/your_data.md work as they stand there."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

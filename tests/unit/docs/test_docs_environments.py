@@ -1,7 +1,5 @@
 """docs/environments.md takes an author from nothing to an environment that trains."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/plugin_hooks.md says what hookspecs.py says, and its examples are a run."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

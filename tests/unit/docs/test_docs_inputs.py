@@ -1,7 +1,5 @@
 """docs/objectives.md lists the inputs of a slot, with shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

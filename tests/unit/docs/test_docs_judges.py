@@ -1,7 +1,5 @@
 """docs/judges.md: its verifier scores its run, and its configs are right."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

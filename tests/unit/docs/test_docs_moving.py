@@ -1,7 +1,5 @@
 """The examples of the pages docs/from_*.md say the same before and after."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

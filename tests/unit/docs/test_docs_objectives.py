@@ -1,7 +1,5 @@
 """docs/objectives.md says what the code does; examples of the docs run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

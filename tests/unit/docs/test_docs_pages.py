@@ -1,7 +1,5 @@
 """Links, commands, configs and names in README.md, CONTRIBUTING.md and docs/ are right."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -1,7 +1,5 @@
 """docs/writing_plugins.md takes an author from nothing to a wheel; every block of it is run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

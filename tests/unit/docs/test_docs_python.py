@@ -1,7 +1,5 @@
 """The examples of docs/python.md and docs/from_trl.md are executed, and the tables are complete."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The commands of docs/your_reward.md, in order, print what the page says."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

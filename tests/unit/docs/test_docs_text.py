@@ -1,7 +1,5 @@
 """The prompt source of docs/text.md works with a model's tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The files of ``configs/kubernetes``: Kubernetes accepts them, and their commands are rlax's."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,7 +1,5 @@
 """The Dockerfile is linted, not built; and it copies and installs what a process needs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What must do without the stack underneath, seen in fresh interpreters."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

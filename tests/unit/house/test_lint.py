@@ -1,7 +1,5 @@
 """``make lint`` says the same whatever lies beside the code, and ``make test`` fails with it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 ``python tests/unit/house/test_public_face.py > tests/unit/house/public_face.txt`` writes it anew.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A second chance for what failed, and tests that leave something: pytest runs planted tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

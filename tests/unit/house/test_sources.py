@@ -1,7 +1,5 @@
 """What the sources may import, open and start; import-linter proves more of who imports whom."""
 
-from __future__ import annotations
-
 import graphlib
 import re
 import sys

@@ -3,8 +3,6 @@
 ``python corrupting.py COUNT SEED`` tries so many copies of each file, with a limit of memory.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import resource

@@ -1,7 +1,5 @@
 """Sources that ``rlax convert`` rejects, each with one message, and with nothing written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Corrupted copies of tiny models: each is a model or one clear error, and MaxText is not asked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every key of a config.json is carried to MaxText, or rejected, or known not to matter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that are NaN or infinite, or become so: refused when they are read, and named."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

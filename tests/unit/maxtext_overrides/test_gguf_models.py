@@ -1,7 +1,5 @@
 """A GGUF file: its tensors, its tokenizer, and what is rejected."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

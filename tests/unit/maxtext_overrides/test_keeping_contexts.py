@@ -1,7 +1,5 @@
 """Which tokens of a context a free slot keeps, without a model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from maxtext_overrides.sampler.kept_contexts import Ended, KeptContexts, Match

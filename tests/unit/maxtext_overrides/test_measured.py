@@ -1,7 +1,5 @@
 """The figures of compiled programs: memory, collectives, and messages of the compiler."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.stages import Compiled

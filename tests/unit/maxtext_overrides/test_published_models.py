@@ -1,7 +1,5 @@
 """Published models of real size, of which only the headers of the weights are there."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The table of tensors and variables, from a model's tensors to MaxText's variables and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

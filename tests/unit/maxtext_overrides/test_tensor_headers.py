@@ -1,7 +1,5 @@
 """Headers of GGUF and safetensors files that lie: one message with the tensor's name, no memory."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny GGUF file, as llama.cpp's converter writes one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

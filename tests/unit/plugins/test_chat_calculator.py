@@ -1,7 +1,5 @@
 """The calculator with a chat template: what is given continues the sampled tokens, exactly."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

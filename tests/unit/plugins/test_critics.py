@@ -1,7 +1,5 @@
 """Critics on the toy policy: values and learning by hand, over kills, and in a warm-up."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Filters: groups without a difference, and groups with too many truncated samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Files of every sort, also broken ones: each row is a prompt, or has one clear error by place."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

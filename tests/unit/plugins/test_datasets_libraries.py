@@ -1,7 +1,5 @@
 """Sources ``hf`` and ``tfds``: data that their libraries have written, read by another process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources ``mixture`` and ``reasoning_gym``, and which prompts of several domains come first."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

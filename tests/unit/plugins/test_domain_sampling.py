@@ -1,7 +1,5 @@
 """Samplers over tables of prompts: the order of before, small states, and domains by weight."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``rlax check`` reaches a server once, and says what it found."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a server may do to the client of rlax_http: each ends within its limit, by name."""
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import gzip

@@ -1,7 +1,5 @@
 """Options of rewards that ask a server: no key gets into a config, and none is repeated."""
 
-from __future__ import annotations
-
 import pytest
 from rlax_http import JudgeConfig, VerifierConfig
 from rlax_http.server import ServerConfig

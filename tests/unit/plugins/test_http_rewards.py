@@ -1,7 +1,5 @@
 """``http_verifier`` and ``llm_judge`` against servers of all kinds."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """What newer JetStream clients ask for reaches the engine, or is refused by name; over gRPC."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 from scripted_slots import DEADLINE_S, play, version

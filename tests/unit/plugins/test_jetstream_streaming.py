@@ -1,7 +1,5 @@
 """Clients of JetStream's service receive tokens and text while they are generated."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from types import SimpleNamespace

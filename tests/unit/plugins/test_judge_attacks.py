@@ -3,8 +3,6 @@
 The judge here quotes them in every way, and has its real answers sent by a real server.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """How a judge is asked, and what its answers are read as."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

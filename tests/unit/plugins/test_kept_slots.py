@@ -1,7 +1,5 @@
 """The scheduler gives the next turn of an episode the slot that keeps its context."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The launcher ``local`` tries a worker that fails again for as long as the run lives."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping

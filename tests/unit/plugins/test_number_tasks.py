@@ -1,7 +1,5 @@
 """Number problems: right answers, nothing held out is shown, and what a model reads."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The options of the launcher ``ray``, wrong ones, and what its driver is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The workers that the launcher ``ray`` keeps, with a cluster that is a fake."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

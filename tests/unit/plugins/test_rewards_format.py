@@ -1,7 +1,5 @@
 """``format`` and ``length``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

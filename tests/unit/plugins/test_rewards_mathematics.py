@@ -1,7 +1,5 @@
 """``math_verify``: verdicts made by hand, also from a thread, and what nobody can compute."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``numeric``: which texts are numbers, which number counts, and how close it must be."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """``reasoning_gym``: scorers of several tasks, entries in metadata, and answers that are code."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

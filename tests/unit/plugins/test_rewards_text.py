@@ -1,7 +1,5 @@
 """``exact_match`` and where answers stand, with texts that try to get a reward without one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import rlax_rewards

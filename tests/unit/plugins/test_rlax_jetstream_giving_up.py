@@ -1,7 +1,5 @@
 """Requests that are given up: their slots are free, and too old weights begin nothing."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

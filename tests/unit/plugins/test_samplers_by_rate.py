@@ -1,7 +1,5 @@
 """Samplers ``learnability``, ``band`` and ``greso``: shares by closed form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

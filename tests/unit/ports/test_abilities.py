@@ -1,7 +1,5 @@
 """Optional members: what is found in a part, what is missing, and what does not fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The plug-in manager, with real modules and real entry points."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterator

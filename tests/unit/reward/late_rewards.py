@@ -1,7 +1,5 @@
 """A reward that is late as soon as it hangs: no machine is too slow for its deadline."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Async rewards: many at a time in one process, each of which costs only itself."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """When rewards as a whole fail, rather than one prompt now and then, and how long jobs may take."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

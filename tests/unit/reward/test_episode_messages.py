@@ -1,7 +1,5 @@
 """Messages of a reward process about an episode that are none; test_played_episodes forges some."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

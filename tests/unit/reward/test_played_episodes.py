@@ -1,7 +1,5 @@
 """Episodes in reward processes, and environments that do everything wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reward processes that are killed, and what was meant for the one before."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What rewards may be and may return: seen tokens, groups and metadata; metrics, token rewards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from reward_pools import episode, episodes, prompt, reason, sampled, section, totals, with_pool

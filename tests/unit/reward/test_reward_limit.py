@@ -1,7 +1,5 @@
 """``rlax.reward_limit``: what a reward, a token or a turn of an environment may get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What reward processes print, on its way to their log."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

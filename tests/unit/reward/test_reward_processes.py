@@ -1,7 +1,5 @@
 """Reward processes against rewards that start, kill, hang and break what is not theirs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

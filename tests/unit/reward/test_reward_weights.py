@@ -1,7 +1,5 @@
 """``weight`` of a reward: raw parts, a weighted total, and token rewards that belong to it."""
 
-from __future__ import annotations
-
 import pytest
 from reward_pools import episode, prompt, reason, sampled, section, with_pool, write_plugin
 

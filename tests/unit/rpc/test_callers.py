@@ -1,7 +1,5 @@
 """The table of methods is complete, and each caller gets through to what its role allows alone."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Whose fault it is that a call ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import grpc

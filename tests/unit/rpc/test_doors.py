@@ -1,7 +1,5 @@
 """Who has taken over a port learns nothing; and connections that say nothing are closed."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The HTTP server, asked by real clients over loopback, good and bad ones."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What a group takes in messages, and how large a message may be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

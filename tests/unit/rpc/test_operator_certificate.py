@@ -1,7 +1,5 @@
 """The operator's certificates: made, checked before anything starts, and followed while it runs."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Replies and requests that are cut arrive as they were; what fits into a message is not cut."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace

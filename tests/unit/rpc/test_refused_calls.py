@@ -1,7 +1,5 @@
 """Calls of who should not make them are refused at every endpoint, and both sides say why."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import AsyncIterator

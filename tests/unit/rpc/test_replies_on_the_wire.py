@@ -1,7 +1,5 @@
 """Replies say only what is new; what they say arrives, and what contradicts itself does not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

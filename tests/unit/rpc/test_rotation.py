@@ -1,7 +1,5 @@
 """Certificates and worker tokens change under calls that go on, without a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

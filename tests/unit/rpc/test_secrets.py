@@ -1,7 +1,5 @@
 """Files of secrets: for one user alone, made once, distrusted where others could have been."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

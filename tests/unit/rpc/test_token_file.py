@@ -1,7 +1,5 @@
 """Files of tokens: which are taken, and the message for the others."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

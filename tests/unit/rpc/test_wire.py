@@ -1,7 +1,5 @@
 """What crosses the wire arrives as it was sent, and nonsense does not pass."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Plug-ins that each break one promise, and the words that tell their author what to mend."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from textwrap import dedent, indent
 

@@ -1,7 +1,5 @@
 """``check_plugin``: broken plug-ins are told what to mend."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Signal ``running_value``, by hand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

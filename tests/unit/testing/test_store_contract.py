@@ -1,7 +1,5 @@
 """``check_store`` finds a store that takes an outage for damage, or damage for an outage."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

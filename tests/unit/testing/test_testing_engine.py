@@ -1,7 +1,5 @@
 """Engine ``scripted``: only weights and seeds change its samples."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fakes reject what a run would never give them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``rlax_plugin.testing`` is light: processes of toy runs import it."""
 
-from __future__ import annotations
-
 import pkgutil
 import subprocess
 import sys

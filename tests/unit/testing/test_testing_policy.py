@@ -1,7 +1,5 @@
 """The bigram policy: log-probs and gradient against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trainer ``bigram``: checkpoints that lose no bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

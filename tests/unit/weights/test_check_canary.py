@@ -1,7 +1,5 @@
 """Which difference between a worker's log-probs and the published ones is rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Files of a part: which lists are believed, and which files are sent."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

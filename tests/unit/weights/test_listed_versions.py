@@ -1,7 +1,5 @@
 """What a run has listed: what a restart serves and deletes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

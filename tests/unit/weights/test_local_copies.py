@@ -1,7 +1,5 @@
 """The directory of a worker's copies: private, its own, and gone when the worker is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

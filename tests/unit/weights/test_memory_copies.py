@@ -1,7 +1,5 @@
 """Copies of weights in memory: what another process reads, and what is no such copy."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from contextlib import suppress

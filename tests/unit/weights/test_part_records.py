@@ -1,7 +1,5 @@
 """Parts of versions on the wire: nothing is lost, and nothing that cannot be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Publishing: in order, visible before the next, and loud when it fails."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import functools

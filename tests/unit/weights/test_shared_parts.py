@@ -1,7 +1,5 @@
 """Versions that share a part: it is written, read and verified once, and stays while it is used."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from contextlib import closing

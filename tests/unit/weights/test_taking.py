@@ -1,7 +1,5 @@
 """A version is verified between ``load`` and ``use``, and decoding is compared with prefill."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

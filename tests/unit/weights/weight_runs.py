@@ -1,7 +1,5 @@
 """A run of which only the weight versions exist: one process after the other publishes them."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

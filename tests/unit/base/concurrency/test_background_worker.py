@@ -1,7 +1,5 @@
 """One thing after the other on a thread, with a bound on what waits."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 

@@ -1,7 +1,5 @@
 """Objects that were there before are not looked at by collections, and are collected afterwards."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """A fault point kills its process at the time that the environment names, and at no other."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

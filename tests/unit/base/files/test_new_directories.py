@@ -1,7 +1,5 @@
 """A directory that a command fills: there as a whole or not at all, whatever ends the process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

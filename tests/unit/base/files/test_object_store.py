@@ -1,7 +1,5 @@
 """``RunFiles`` and a store on the stand-in for ``gs://``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Directories for their owner alone: how they are made, and which existing ones are rejected."""
 
-from __future__ import annotations
-
 import os
 import stat
 import threading

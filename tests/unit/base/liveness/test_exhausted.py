@@ -1,7 +1,5 @@
 """What a machine lacks ends a command with one sentence, whichever library noticed it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Machine metrics are rates between two reports of a process, and sums over processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

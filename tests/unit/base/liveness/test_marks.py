@@ -1,7 +1,5 @@
 """Marks name exactly one process, which is asked for its stacks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

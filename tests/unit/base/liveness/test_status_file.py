@@ -1,7 +1,5 @@
 """The status of a run survives being written and read, and nothing else does."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

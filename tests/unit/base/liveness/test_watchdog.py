@@ -1,7 +1,5 @@
 """The watchdog notices what stands still, and notices that it goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import re

@@ -1,7 +1,5 @@
 """A process for the tests of ``processes``: it answers each line as the line says."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

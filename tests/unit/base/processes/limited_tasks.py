@@ -1,7 +1,5 @@
 """What a function with limits may do."""
 
-from __future__ import annotations
-
 import os
 import time
 from importlib.util import find_spec

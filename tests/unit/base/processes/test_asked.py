@@ -1,7 +1,5 @@
 """Processes that answer lines of JSON: large ones, late ones, and what is told of their end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

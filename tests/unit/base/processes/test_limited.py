@@ -1,7 +1,5 @@
 """Functions with limits: the system ends them wherever they are, and the next call works."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Python child processes, and modules that lie in the working directory."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import closing
 

@@ -1,7 +1,5 @@
 """What is printed to go on with can be pasted, also where the environment is not activated."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import sysconfig

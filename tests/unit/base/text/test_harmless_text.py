@@ -1,7 +1,5 @@
 """What text from outside becomes before anything holds or shows it."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3

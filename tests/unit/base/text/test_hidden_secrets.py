@@ -1,7 +1,5 @@
 """What counts as a secret, and where text and configs lose it."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

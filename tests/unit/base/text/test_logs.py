@@ -1,7 +1,5 @@
 """A log in which what others say can neither begin a line nor reach a terminal."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,7 +1,5 @@
 """Where text of plug-ins, data sets, workers and older records enters or is shown."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

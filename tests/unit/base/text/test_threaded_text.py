@@ -1,7 +1,5 @@
 """Output that nobody reads: its writers go on, and dropped lines are counted."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

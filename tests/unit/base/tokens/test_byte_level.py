@@ -1,7 +1,5 @@
 """The tokenizer ``bytes``: any text comes back, any bytes can be shown, and chats have marks."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

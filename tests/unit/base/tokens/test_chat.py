@@ -1,7 +1,5 @@
 """Messages become tokens in one place; the next turn continues what was sampled, token by token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

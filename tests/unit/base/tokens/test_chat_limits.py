@@ -1,7 +1,5 @@
 """Templates that take as much as they can get end within their limits, and hurt no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Samples that contradict themselves or what was asked do not pass, and sound ones do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How much longer a text can become in a tokenizer, as calculated by hand."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

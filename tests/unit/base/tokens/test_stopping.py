@@ -1,7 +1,5 @@
 """Samples end at stop strings: exact in tokens, cut in text, and no slower where they are long."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

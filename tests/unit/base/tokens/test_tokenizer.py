@@ -1,7 +1,5 @@
 """A model's tokenizer: its ids, what ends an answer, and text that says special tokens."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Broken files of a tokenizer: the message names the file and what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which prompts are kept: ranges, intervals, domains; and the file that says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

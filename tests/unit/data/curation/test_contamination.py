@@ -1,7 +1,5 @@
 """Training prompts that are in an evaluation set: what is found, and what is not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

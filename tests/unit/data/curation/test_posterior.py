@@ -1,7 +1,5 @@
 """Intervals of pass rates, and the probability that a group is mixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Files of pass rates: written and read again, and hostile ones rejected."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

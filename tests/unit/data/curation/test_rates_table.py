@@ -1,7 +1,5 @@
 """The pass-rate table, by numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Stages: shares of the domains by step and by pass rate, in a run state that is resumed."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

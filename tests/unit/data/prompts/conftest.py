@@ -1,7 +1,5 @@
 """Prepared prompts are kept in a directory of the test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

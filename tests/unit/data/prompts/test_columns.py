@@ -1,7 +1,5 @@
 """Which column is the question, and what a row may hold; what it may not has a place and a name."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two different prompts with one id are rejected before anything is trained on them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

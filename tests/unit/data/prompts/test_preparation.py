@@ -1,7 +1,5 @@
 """The process that prepares: what it does once, how it fails, and that it ends with its parent."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import signal

@@ -1,7 +1,5 @@
 """Splits, duplicates and lengths: every row is a prompt of one split, or counted with a reason."""
 
-from __future__ import annotations
-
 import pytest
 from data_sets import Listed, listed, tables, tokenizer
 

@@ -1,7 +1,5 @@
 """A resumed run has the prompts that it began with, or says which are others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A table is the prompts of its source: read by index, found by id, in domains."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

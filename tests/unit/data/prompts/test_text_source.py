@@ -1,7 +1,5 @@
 """What authors of text sources get: prompts, ids, right answers, and the model's tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

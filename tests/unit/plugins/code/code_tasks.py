@@ -1,7 +1,5 @@
 """Tasks as data sets of code have them: columns of a prompt, and code that solves it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Name of the hack -> the task of ``code_tasks`` that it is made for, and the completion.
 """
 
-from __future__ import annotations
-
 _STOP = "def {0}(*_): raise StopIteration\n"
 _ALL = (
     "class All{0}:\n"

@@ -1,7 +1,5 @@
 """Right code of many forms, with tests that it must pass: name -> tests, prefix, code."""
 
-from __future__ import annotations
-
 HONEST: dict[str, tuple[str, str, str]] = {
     "a data class with annotations that are texts": (
         "p = Point(1, 2)\nassert p.length() == 5 and p.x == 1",

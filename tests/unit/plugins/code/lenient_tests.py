@@ -1,7 +1,5 @@
 """Tests that do not test enough: code that solves nothing passes them, as the page says."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that execute what the tested code returns are refused, and others are not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

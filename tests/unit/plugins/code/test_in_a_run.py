@@ -1,7 +1,5 @@
 """``python_tests`` where a run has it: ``rlax check``, and the reward pool's own processes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's own copies of the files of its functions: when they bind it, and which are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The arguments of functions of each form, and the values that they may return."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

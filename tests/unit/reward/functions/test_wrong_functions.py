@@ -1,7 +1,5 @@
 """Functions that cannot be rewards: one message each, with file, line and what is right."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

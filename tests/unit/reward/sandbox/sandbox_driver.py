@@ -4,8 +4,6 @@
 code would like to read and to harm.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """With ``rlax.deterministic`` answers of one episode come in the order of its questions."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One episode under way: limits, what is known of it, and what may train of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The episodes of a group: played side by side, put together and scored."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """An episode under way, as tests of ``Playing`` begin it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Workers of different speeds, which hold what they are sent until a test has them answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What deadlines must at least be, and what is said when one expires."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

@@ -1,7 +1,5 @@
 """A worker sends only what is new; what does not fit what it has sent makes it distrusted."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Who is asked what, and what becomes of groups whose worker fails; the workers are scripts."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

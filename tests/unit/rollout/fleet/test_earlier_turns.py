@@ -1,7 +1,5 @@
 """A later turn goes to the worker that generated the one before, if it need not wait there."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from dispatching import answer, join, make, request

@@ -1,7 +1,5 @@
 """A worker that was started again: the later start gets the name, the earlier one is fenced."""
 
-from __future__ import annotations
-
 import pytest
 from dispatching import (
     Stub,

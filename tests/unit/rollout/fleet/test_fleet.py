@@ -1,7 +1,5 @@
 """Who is a worker of a run: silence, pauses, and processes that come back or share a name."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

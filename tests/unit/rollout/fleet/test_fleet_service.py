@@ -1,7 +1,5 @@
 """Over gRPC, every worker process speaks for itself alone, and is called with its own secret."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from contextlib import asynccontextmanager

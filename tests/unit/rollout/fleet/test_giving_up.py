@@ -1,7 +1,5 @@
 """Which requests workers are asked to give up, and what becomes of them; workers are scripts."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

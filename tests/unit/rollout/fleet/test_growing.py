@@ -1,7 +1,5 @@
 """Reports whose new tokens alone are checked: accepted and rejected as if all were checked."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 from collections import Counter

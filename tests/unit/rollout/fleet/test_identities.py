@@ -1,7 +1,5 @@
 """What is remembered of the processes that were workers, and of how many."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups that no message holds: they arrive whole, and hostile pieces end as the error they are."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Workers that are lost again and again get no groups for a while; answers make up for losses."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups that move from a slow worker to idle slots, and those that must stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

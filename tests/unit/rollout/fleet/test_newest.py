@@ -1,7 +1,5 @@
 """What workers may claim of weight versions, by the newest one that is published."""
 
-from __future__ import annotations
-
 from rlax_plugin.rollout.fleet.newest import NewestVersion
 
 

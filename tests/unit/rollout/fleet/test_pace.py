@@ -1,7 +1,5 @@
 """Measured speeds take the place of assumed ones, and deadlines are held against them in time."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A worker with other packages than the run is rejected with what to install."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 from typing import Any

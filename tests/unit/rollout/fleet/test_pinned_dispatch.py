@@ -1,7 +1,5 @@
 """A worker that keeps one version: who is appointed, what it is asked, and what it may answer."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

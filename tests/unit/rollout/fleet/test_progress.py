@@ -1,7 +1,5 @@
 """A group expires once heartbeats have shown no progress of it for too long, and only that one."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a lost worker had generated of a group travels to the next one, unless it is quarantined."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The number of workers that a run needs: a table of loads, and no change and back."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

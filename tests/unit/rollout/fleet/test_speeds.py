@@ -1,7 +1,5 @@
 """Workers of different speeds: what is measured, and who gets which group."""
 
-from __future__ import annotations
-
 import pytest
 from dispatching import make, request
 from mixed_fleets import Holding, beat, holding, measured, mixed

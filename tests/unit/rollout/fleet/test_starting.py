@@ -1,7 +1,5 @@
 """The workers that are starting, as the display describes them."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Workers that differ: what they declare, what a run needs, and who gets which group."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from typing import Any

@@ -1,7 +1,5 @@
 """The order in which waiting requests are sent, and how much a worker is given."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """When a worker loads weights, by what it has heard of versions."""
 
-from __future__ import annotations
-
 from rlax_plugin.base.types import MemoryCopy, VersionPart, WeightVersion
 from rlax_plugin.rollout.worker.following import Following
 from rlax_plugin.testing.builders import make_version

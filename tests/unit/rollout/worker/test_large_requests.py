@@ -1,7 +1,5 @@
 """Calls of callers that mean no good end; the worker keeps no more than a call may ask for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A worker as a member of a run: the weights that it holds are those of one trainer process."""
 
-from __future__ import annotations
-
 import asyncio
 
 import doors

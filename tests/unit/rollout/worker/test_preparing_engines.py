@@ -1,7 +1,5 @@
 """A worker before it registers: its engine is built, and it says what that is about."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

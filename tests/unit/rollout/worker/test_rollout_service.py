@@ -1,7 +1,5 @@
 """What a worker's service sends: of each sample what is new, and all of one that was begun anew."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """An engine that tries itself out, so that a run knows its speed before it gives it groups."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

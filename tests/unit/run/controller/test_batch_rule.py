@@ -1,7 +1,5 @@
 """Which groups make a batch: by number, by tokens, and by what fits."""
 
-from __future__ import annotations
-
 import dataclasses
 from random import Random
 

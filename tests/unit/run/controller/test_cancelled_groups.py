@@ -1,7 +1,5 @@
 """Groups that can no longer train: their generation is ended, and what that saved is counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

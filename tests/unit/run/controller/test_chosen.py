@@ -1,7 +1,5 @@
 """What a part of the config raises or returns names the plug-in, the key and the line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

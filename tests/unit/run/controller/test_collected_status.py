@@ -1,7 +1,5 @@
 """The status of a run counts the steps of this process, without the one that compiles."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

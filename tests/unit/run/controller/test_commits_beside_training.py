@@ -1,7 +1,5 @@
 """Batches that are written while they train."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import threading

@@ -1,7 +1,5 @@
 """The controller's work for a group does not grow with the number of groups of a step."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import tracemalloc

@@ -1,7 +1,5 @@
 """Which version is published again: that of a part which two processes have found wrong."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

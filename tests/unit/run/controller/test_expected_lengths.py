@@ -1,7 +1,5 @@
 """The expected length of a prompt's samples, by numbers."""
 
-from __future__ import annotations
-
 import pytest
 from sections import section_with
 

@@ -1,7 +1,5 @@
 """The flow's order and its two bounds, with a dispatcher that answers when the test says so."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections import Counter

@@ -1,7 +1,5 @@
 """When trainer and samplers have disagreed for too long, or one worker does."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Each group has the temperature and the reward weights of the step of its oldest weights."""
 
-from __future__ import annotations
-
 import pytest
 from flow_harness import Harness, MixedOnly
 

@@ -1,7 +1,5 @@
 """The guard: it warns once, warns again after a recovery, and ends the run with the counts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a config asks of a trainer, the trainer must declare."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

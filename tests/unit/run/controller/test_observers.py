@@ -1,7 +1,5 @@
 """Hooks and observers are told of a run's events, and a state counts each of them once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run says that rejects group after group: how many, why, and one of their samples."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from scored_groups import scored_group

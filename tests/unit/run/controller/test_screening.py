@@ -1,7 +1,5 @@
 """Which groups end after their first samples, and how that weighs prompts."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Bounds on staleness: what may be kept of a request that is sent again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sections import section_with

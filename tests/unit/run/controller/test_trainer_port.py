@@ -1,7 +1,5 @@
 """The trainer's thread and the event loop: what one waits for and what the other is told."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Episodes that will not train are ended, and their group is generated anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flow_harness import Harness, settle

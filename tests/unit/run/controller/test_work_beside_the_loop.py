@@ -1,7 +1,5 @@
 """The event loop is free while the figures of a large step are computed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

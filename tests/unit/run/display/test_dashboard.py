@@ -1,7 +1,5 @@
 """What the user sees."""
 
-from __future__ import annotations
-
 import io
 import math
 

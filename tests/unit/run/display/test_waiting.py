@@ -1,7 +1,5 @@
 """The display of waiting, in lines and on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

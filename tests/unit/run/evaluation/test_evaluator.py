@@ -1,7 +1,5 @@
 """An evaluation beside everything else on the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What an evaluation measures, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

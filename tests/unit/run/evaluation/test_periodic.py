@@ -1,7 +1,5 @@
 """Evaluations beside training: which are made, which are skipped, and what is told of that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """The table of metrics: no name outside it, none in it that does not exist."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

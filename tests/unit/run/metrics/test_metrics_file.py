@@ -1,7 +1,5 @@
 """``metrics.jsonl`` on a full disk: the error names the file, and no line is lost or repeated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

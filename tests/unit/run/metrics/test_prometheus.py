@@ -1,7 +1,5 @@
 """What is exported for Prometheus, read back by its own parser."""
 
-from __future__ import annotations
-
 import math
 import socket
 import urllib.error

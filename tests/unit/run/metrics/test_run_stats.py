@@ -1,7 +1,5 @@
 """Sums over the steps of a run are those of all steps, in memory that does not grow."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The share of slots in use, by numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from rlax_plugin.run.metrics.slot_use import SlotUse

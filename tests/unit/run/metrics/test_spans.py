@@ -1,7 +1,5 @@
 """The file of spans: what a line has, how many at most, and that a resumed step replaces it."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """What a step's metrics say of its groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

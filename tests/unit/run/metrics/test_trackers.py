@@ -1,7 +1,5 @@
 """What each tracker has written, read back with its own library's reader; no network."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib

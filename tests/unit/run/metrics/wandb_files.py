@@ -1,7 +1,5 @@
 """Reads what wandb writes offline: records in LevelDB's log format, each a protobuf."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The hosts of a worker: from its own command line, or from the way to the controller."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which version of a run is served, and where its weights are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Ending what was started: in order, each part under a deadline of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

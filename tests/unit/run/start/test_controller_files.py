@@ -1,7 +1,5 @@
 """Metrics and evaluations on disk, after steps were done again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which weights a run starts from: what is asked for, held against what is there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

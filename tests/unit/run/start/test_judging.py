@@ -1,7 +1,5 @@
 """The verdict on a run, and the causes that its figures support, at numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

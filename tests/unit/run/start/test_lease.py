@@ -1,7 +1,5 @@
 """The lease of a run's directory: who gets it, and how a process finds that it has lost it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

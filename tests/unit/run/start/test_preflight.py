@@ -1,7 +1,5 @@
 """The checks before a run starts: places that hang or cannot be read, and what cannot train."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run that begins with pass rates that were measured before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sentences that a run prints at its end or, if it is complete, at its start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rlax_plugin.base.files.run_files import RunFiles

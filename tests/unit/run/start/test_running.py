@@ -1,7 +1,5 @@
 """One way up and down: what fails first is told, and nothing interrupts the end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

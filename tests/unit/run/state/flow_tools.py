@@ -1,7 +1,5 @@
 """Environments for ``flow_harness``, and what may train of the episodes that they play."""
 
-from __future__ import annotations
-
 import asyncio
 
 from rlax_plugin.base.types import Unscored

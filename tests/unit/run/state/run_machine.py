@@ -10,8 +10,6 @@ process, and do something else after a restart.
 Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

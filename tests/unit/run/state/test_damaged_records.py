@@ -1,7 +1,5 @@
 """A resume from damaged records: it stops and says what to do, or does not need them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whatever happens to a run, each of its groups is accounted for exactly once: see run_machine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from examples import examples

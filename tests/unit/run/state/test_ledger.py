@@ -1,7 +1,5 @@
 """The ledger: what no segment of the journal holds yet, and what anybody may ask of a run."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Pass rates in snapshots: what a resume finds is what was there, or one clear error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Turns in the ledger: those that a later process may go on from, all of a group's or none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

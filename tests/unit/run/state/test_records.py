@@ -1,7 +1,5 @@
 """What is written down comes back bit for bit, and what is damaged is noticed."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

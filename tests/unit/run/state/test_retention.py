@@ -1,7 +1,5 @@
 """``rlax.retention`` removes what it does not keep, and nothing that a resume needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

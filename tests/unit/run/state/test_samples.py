@@ -1,7 +1,5 @@
 """Samples come back from a file bit for bit, whatever their episodes look like."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from typing import Any

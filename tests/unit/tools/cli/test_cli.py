@@ -1,7 +1,5 @@
 """The command line: messages and exit statuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Stands for the process that compiles: it answers as its request says."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

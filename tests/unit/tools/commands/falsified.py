@@ -1,7 +1,5 @@
 """Histories made false, one lie each; see ``FALSIFIED``, and ``histories`` for the true one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

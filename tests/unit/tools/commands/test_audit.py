@@ -1,7 +1,5 @@
 """Histories that are falsified before they are written: checksums are right, the story is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Falsified histories of episodes: each turn is generated once, in order, of its sample."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``rlax audit``: a clean history with known figures, files that were altered, the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

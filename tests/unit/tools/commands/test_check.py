@@ -1,7 +1,5 @@
 """What ``rlax check`` tells of a config: words, numbers, warnings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``rlax check --compile`` around the compiler, which tests replace: slices, process, figures."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

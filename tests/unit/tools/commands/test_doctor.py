@@ -1,7 +1,5 @@
 """``rlax doctor``: each rule by its sentence, on evidence made by hand."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

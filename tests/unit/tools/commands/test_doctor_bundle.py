@@ -1,7 +1,5 @@
 """``rlax doctor --bundle``: the evidence in one file, without secrets and answers."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from dataclasses import replace

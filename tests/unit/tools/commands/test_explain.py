@@ -1,7 +1,5 @@
 """``rlax explain`` of an objective: one preset, its example, its plug-ins, and what it rejects."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``rlax init``, and the command lines of docs/getting_started.md."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

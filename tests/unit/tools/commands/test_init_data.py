@@ -1,7 +1,5 @@
 """``rlax init --data`` without a model: bytes, lengths, splits and a warm start from the data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

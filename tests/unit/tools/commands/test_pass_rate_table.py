@@ -1,7 +1,5 @@
 """Tables of pass rates: the parts of an unfinished one, its summary, and wrong options."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

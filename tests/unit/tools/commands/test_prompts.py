@@ -1,7 +1,5 @@
 """``rlax prompts``: what it shows of prompts of every sort, and that none of it does harm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The numbers that ``rlax init`` derives from the size of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``rlax report`` reads from records, and what it makes of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

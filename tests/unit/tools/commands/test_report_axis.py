@@ -1,7 +1,5 @@
 """Axes of the report's charts that far values would squash."""
 
-from __future__ import annotations
-
 import numpy as np
 import plotly.graph_objects as go
 import pytest

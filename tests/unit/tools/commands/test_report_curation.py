@@ -1,7 +1,5 @@
 """The report's section on curation: its figures are those of records written by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

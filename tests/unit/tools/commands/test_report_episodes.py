@@ -1,7 +1,5 @@
 """What the report makes of episodes of several turns and trajectories."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

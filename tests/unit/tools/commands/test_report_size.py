@@ -1,7 +1,5 @@
 """A page holds what it can of a run's rollouts, and says how many it leaves out."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from rlax_plugin.base.files.run_files import RunFiles

@@ -1,7 +1,5 @@
 """The trace of who was busy when; the charts of machines."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

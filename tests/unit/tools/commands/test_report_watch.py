@@ -1,7 +1,5 @@
 """``rlax report --watch``: when a page is written again, and when it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The tables by which the report moves charts from steps to another x axis."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlax_plugin.tools.commands.report.run import RunData

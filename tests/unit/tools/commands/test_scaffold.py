@@ -1,7 +1,5 @@
 """``rlax new-plugin``: what it writes is a package whose own test passes, for every kind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

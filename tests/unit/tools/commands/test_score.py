@@ -1,7 +1,5 @@
 """``rlax score``: real reward processes, groups, prompts by id, and files that are wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

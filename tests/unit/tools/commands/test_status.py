@@ -1,7 +1,5 @@
 """``rlax status``: the bottleneck in a sentence, and lines with the right numbers."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The source of a notebook's functions: what is written, that it does the same, what is refused."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from types import ModuleType

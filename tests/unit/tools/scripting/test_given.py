@@ -1,7 +1,5 @@
 """The arguments data and rewards of ``train``: what is written, and what is refused."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import io

@@ -1,7 +1,5 @@
 """The handle of a run that exists, and what it reads of the records."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

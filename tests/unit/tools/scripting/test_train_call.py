@@ -1,7 +1,5 @@
 """The files that ``train`` writes, and the errors before it starts anything."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

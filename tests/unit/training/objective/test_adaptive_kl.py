@@ -1,7 +1,5 @@
 """The rule of the adaptive KL coefficient, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Advantages over whole batches, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scored_groups import scored_group as group

@@ -1,7 +1,5 @@
 """Batches laid out by hand: packing, masks, placement, and what is rejected."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

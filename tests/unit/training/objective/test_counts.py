@@ -1,7 +1,5 @@
 """Every aggregation, count, KL aggregation, layout and cut in micro-batches against plain numpy."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

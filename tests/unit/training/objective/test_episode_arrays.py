@@ -1,7 +1,5 @@
 """Episodes of several turns and trajectories, laid out by hand: what was given does not train."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``evaluate_objective``: numbers by hand, arrays that a config does not use, and errors."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GAE over the turns of an episode as they were played, and what a critic learns from it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -5,8 +5,6 @@ K2 = d^2 / 2 = 0.240227, K3 = e^-d + d - 1 = 0.193147; their derivatives are 1, 
 1/2. r = 5/4. With A = 0 the loss is the KL.
 """
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Advantages as libraries compute them, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from objective_harness import advantages_of, slots_of

@@ -1,7 +1,5 @@
 """SAPO, GMPO, DPPO and the clipped product, by hand."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

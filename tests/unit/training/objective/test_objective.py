@@ -1,7 +1,5 @@
 """The sum that the slots enter: resolving, the loss and its diagnostics."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """What must hold for every preset, whatever the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What presets say of themselves, and which combinations of their slots are rejected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

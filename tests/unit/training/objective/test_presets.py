@@ -14,8 +14,6 @@ Clipped with lo = hi = 0.2: a (A > 0, 6 > 1.2) counts 1.2 and c (A < 0, 0.6 < 0.
 without gradient; b stays 0.1, d stays 4. Products are 0.6 and 0.6.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """Bounds, caps and coefficients that change from step to step, with numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from objective_harness import data_of, differentiated, jit, modes, slots_of

@@ -1,7 +1,5 @@
 """Samples that share a prompt in a row see what they see in a row of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ Group 1 has the samples a (reward 2, tokens -1 -2) and b (reward -1, one traject
 and one of the tokens -4 -5), and one sample without a score. Group 2 has c (reward 0, token -6).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

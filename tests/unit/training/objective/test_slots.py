@@ -4,8 +4,6 @@ Weights are read off the gradient of ``log_prob`` with A = 1 and agg = 1. The to
 ``objective_harness``: ratios 6, 0.1 and 0.6, 4, 0.25, products 0.6 and 0.6.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from objective_harness import (

@@ -1,7 +1,5 @@
 """Terms beside the objective: added exactly, in micro-batches as well, and reported."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

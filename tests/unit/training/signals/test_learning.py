@@ -1,7 +1,5 @@
 """Parameters that a signal learns: steps by hand, with arrays of numpy and JAX, and their state."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

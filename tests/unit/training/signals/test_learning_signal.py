@@ -1,7 +1,5 @@
 """A signal plug-in that learns, on the toy trainer: numbers by hand, over kills, and errors."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reference and pi_old on the toy policy: whose weights score which token, over restarts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from objective_harness import slots_of

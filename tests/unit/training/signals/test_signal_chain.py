@@ -1,7 +1,5 @@
 """Signals around the advantages of a batch: their order, their sums, what is rejected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

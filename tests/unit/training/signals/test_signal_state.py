@@ -1,7 +1,5 @@
 """The state of signals beside checkpoints: whole or an error, and gone with its checkpoint."""
 
-from __future__ import annotations
-
 import numpy as np
 import object_store  # noqa: F401  it makes objects:// known
 import pytest
