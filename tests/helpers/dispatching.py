@@ -16,11 +16,7 @@ from rlax_plugin.rollout.fleet.capabilities import Needs
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher, RequestRefresher
 from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.transport.wire import (
-    key_from_proto,
-    reply_to_proto,
-    request_from_proto,
-)
+from rlax_plugin.rpc.transport.wire import key_from_proto, reply_to_proto, request_from_proto
 
 Script = Callable[[pb.Request], Any]
 STOP = 99

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from waiting import eventually
 
-from rlax_plugin.base.types import (
-    Episode,
-    Prompt,
-    Sampled,
-    Score,
-    Trajectory,
-    Turn,
-    Unscored,
-)
+from rlax_plugin.base.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.reward.messages import lengths_of
 from rlax_plugin.reward.pool import RewardPool

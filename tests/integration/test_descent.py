@@ -18,10 +18,7 @@ from typer.testing import CliRunner
 
 from rlax_plugin.tools.cli import app
 
-SETTINGS = (
-    "rlax.evaluation.problems=2",
-    "rlax.trainer.checkpoint_every=2",
-)
+SETTINGS = ("rlax.evaluation.problems=2", "rlax.trainer.checkpoint_every=2")
 FASTER = "rlax.trainer.learning_rate=3"
 
 

@@ -4,17 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from worker_harness import (
-    CONTINUE,
-    STOP,
-    Counting,
-    Worker,
-    group,
-    member,
-    section,
-    trainer,
-    until,
-)
+from worker_harness import CONTINUE, STOP, Counting, Worker, group, member, section, trainer, until
 
 
 async def test_a_draining_worker_hands_over_every_token_it_has_reported():

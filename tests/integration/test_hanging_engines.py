@@ -3,14 +3,7 @@
 import asyncio
 from typing import Any
 
-from worker_harness import (
-    Counting,
-    Worker,
-    group,
-    section,
-    trainer,
-    until,
-)
+from worker_harness import Counting, Worker, group, section, trainer, until
 
 from rlax_plugin.base.types import Key, Request, Sampled
 from rlax_plugin.ports.loaded import Loaded

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker_harness import (
-    LIMIT_S,
-    STOP,
-    Counting,
-    Worker,
-    group,
-    section,
-    trainer,
-    until,
-)
+from worker_harness import LIMIT_S, STOP, Counting, Worker, group, section, trainer, until
 
 from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.types import Attempt, Request, Sampled, SamplingParams

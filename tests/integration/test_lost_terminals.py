@@ -26,10 +26,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def started(
-    directory: Path,
-    output: int,
-    *overrides: str,
-    before: Callable[[], object] = HANGUP_ENDS,
+    directory: Path, output: int, *overrides: str, before: Callable[[], object] = HANGUP_ENDS
 ) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "rlax_plugin", "train", CONFIG, f"steps={STEPS}", *overrides],

@@ -3,14 +3,7 @@
 import asyncio
 
 import pytest
-from worker_harness import (
-    Counting,
-    Worker,
-    member,
-    section,
-    trainer,
-    until,
-)
+from worker_harness import Counting, Worker, member, section, trainer, until
 
 from rlax_plugin.base.errors import ConfigError
 

@@ -68,10 +68,7 @@ async def test_a_server_that_is_being_ended_or_hangs_is_away_too(two_tries):
 
 
 async def test_a_wrong_answer_is_not_waited_out():
-    async with (
-        serving(Deleted()) as (_, address),
-        client_of(address, outage_s=60.0) as client,
-    ):
+    async with serving(Deleted()) as (_, address), client_of(address, outage_s=60.0) as client:
         await client.publish(version(1))
         with pytest.raises(WeightsError, match="version 0 cannot be published after"):
             await client.publish(version(0))

@@ -78,10 +78,7 @@ async def test_groups_of_a_worker_whose_connection_is_half_open_go_elsewhere(
     quick_keepalive(monkeypatch)
 
     settings = section({"heartbeats_lost": 20})  # 2 s: before the connection is broken
-    async with (
-        trainer(settings) as one,
-        proxied(monkeypatch, one.address) as (calling, called),
-    ):
+    async with trainer(settings) as one, proxied(monkeypatch, one.address) as (calling, called):
         watch = asyncio.ensure_future(one.fleet.watch())
         far = Worker("far", Counting(10**5), settings, calling.address)
         await one.publish(0)

@@ -175,11 +175,7 @@ def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
     watched: Watched,
 ) -> None:
     run = watched.run.dir
-    commands = {
-        "report": [],
-        "replay": [],
-        "eval": ["--problems", "1"],
-    }
+    commands = {"report": [], "replay": [], "eval": ["--problems", "1"]}
     run.chmod(0o777)
     before = sorted(run.rglob("*"))
     try:

@@ -43,11 +43,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.key_ring import token_path
 from rlax_plugin.testing.task import STOP, decode, encode
-from rlax_plugin.weights.kept_versions import (
-    record_versions,
-    versions_from_json,
-    versions_to_json,
-)
+from rlax_plugin.weights.kept_versions import record_versions, versions_from_json, versions_to_json
 
 PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
 GREEDY = (

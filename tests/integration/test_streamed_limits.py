@@ -8,18 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from doors import SECRETS
-from streamed_parts import (
-    BODY,
-    Sends,
-    content,
-    copy,
-    held,
-    part,
-    served,
-    serves,
-    settings,
-    version,
-)
+from streamed_parts import BODY, Sends, content, copy, held, part, served, serves, settings, version
 from waiting import eventually
 
 from rlax_plugin.base.errors import WeightsUnreadableError

@@ -15,16 +15,7 @@ import equivalent_runs
 import jax
 import numpy as np
 import pytest
-from equivalent_runs import (
-    GATHERED,
-    GROUPS,
-    HEADS,
-    LENGTH,
-    LENGTHS,
-    batch_of,
-    descend,
-    one_step,
-)
+from equivalent_runs import GATHERED, GROUPS, HEADS, LENGTH, LENGTHS, batch_of, descend, one_step
 from tiny_loop import configure
 
 from maxtext_overrides.kept_positions import logits_per_row

@@ -179,11 +179,7 @@ def test_the_critic_learns_from_step_to_step(undisturbed):
 @pytest.mark.timeout(900)
 def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
     port = free_port()
-    where = (
-        *settings(tmp_path),
-        "rlax.launcher={name: static}",
-        f"rlax.network.port={port}",
-    )
+    where = (*settings(tmp_path), "rlax.launcher={name: static}", f"rlax.network.port={port}")
     log = tmp_path / "survivor.log"
     join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
     with process(log, "serve", *where, *join, cwd=ROOT) as worker:

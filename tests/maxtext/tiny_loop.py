@@ -93,10 +93,6 @@ def train(tmp_path, *argv, recorder=None, frozen_updates=0, **overrides):
     config = configure(tmp_path, *argv, **overrides)
     events = recorder.events()
     recorder.loop = run_train_loop(
-        config,
-        events,
-        arrays=ARRAYS,
-        objective=policy_gradient,
-        frozen_updates=frozen_updates,
+        config, events, arrays=ARRAYS, objective=policy_gradient, frozen_updates=frozen_updates
     )
     return recorder

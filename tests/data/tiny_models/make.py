@@ -129,11 +129,7 @@ FAMILIES = {
             sliding_window=8,
             rope_parameters={
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                "full_attention": {
-                    "rope_type": "linear",
-                    "rope_theta": 1_000_000.0,
-                    "factor": 8.0,
-                },
+                "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
             },
         ),
     ),

@@ -276,11 +276,7 @@ def test_an_argument_decides_what_is_computed_or_does_not(override, does):
 def test_differences_name_what_is_hashed_alone():
     one = {"steps": 1, "a": 1, "rlax": {"seed": 0, "network": {"port": 1}, "x": {"y": [1]}}}
     other = {"steps": 2, "rlax": {"seed": 1, "network": {"port": 2}, "x": {"y": [1], "z": 0}}}
-    assert differences(one, other) == [
-        ("a", 1, None),
-        ("rlax.seed", 0, 1),
-        ("rlax.x.z", None, 0),
-    ]
+    assert differences(one, other) == [("a", 1, None), ("rlax.seed", 0, 1), ("rlax.x.z", None, 0)]
     assert differences(one, one) == []
 
 

@@ -100,10 +100,7 @@ def run(folder: Path) -> Iterator[Run]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         run = Run(
-            folder,
-            "rlax.deadlines.heartbeat_s=0.3",
-            config=str(folder / "run.yml"),
-            name="hooks",
+            folder, "rlax.deadlines.heartbeat_s=0.3", config=str(folder / "run.yml"), name="hooks"
         )
         try:
             run.until(lambda: len(run.steps()) >= STEPS, f"{STEPS} steps")

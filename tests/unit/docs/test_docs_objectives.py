@@ -40,10 +40,7 @@ def test_every_metric_has_its_formula() -> None:
         "kl": {"coefficient": 0.1, "placement": "loss"},
         "entropy_coefficient": 0.1,
     }
-    optional = {
-        "reference_logprobs_bt": [[-1.0], [-1.0]],
-        "entropy_bt": [[1.0], [1.0]],
-    }
+    optional = {"reference_logprobs_bt": [[-1.0], [-1.0]], "entropy_bt": [[1.0], [1.0]]}
     found = set()
     for config in (*PRESETS, together):
         found |= evaluate_objective(

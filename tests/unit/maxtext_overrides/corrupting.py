@@ -23,12 +23,7 @@ from maxtext_overrides.models import convert, finite
 from rlax_plugin.base.errors import ConfigError
 
 GGUF, TENSORS, INDEX = "tiny.gguf", "model.safetensors", "model.safetensors.index.json"
-JSON = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-)
+JSON = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 FILES = (GGUF, TENSORS, INDEX, *JSON)
 _LONGEST = 3000  # characters of a message
 _MEMORY = 4 << 30  # bytes of addresses

@@ -162,10 +162,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
         config(architectures=["Qwen2ForCausalLM"], model_type="qwen2", head_dim=None),
         "head_dim in .*: is null, and transformers makes no Qwen2ForCausalLM of that: leave it out",
     ),
-    "endless layers": (
-        config(num_hidden_layers=10**9),
-        "num_hidden_layers in .* at most 1000",
-    ),
+    "endless layers": (config(num_hidden_layers=10**9), "num_hidden_layers in .* at most 1000"),
     "families": (config(architectures=["A", "B"]), "the name of one architecture"),
     "no JSON": (no_json, "config.json': is not JSON"),
     "said twice": (twice, "config.json': is not JSON: the key rms_norm_eps appears twice"),
@@ -178,9 +175,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "window": (
         # What transformers leaves out has its default, which the longest sequence exceeds.
         config(
-            architectures=["MistralForCausalLM"],
-            model_type="mistral",
-            max_position_embeddings=8192,
+            architectures=["MistralForCausalLM"], model_type="mistral", max_position_embeddings=8192
         ),
         "sliding_window in .* = 4096: sliding windows are not supported",
     ),

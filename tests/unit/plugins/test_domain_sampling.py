@@ -89,9 +89,7 @@ def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
         assert kinds.count("words") == 0 and 10 <= kinds.count("rare") <= 40
 
 
-def test_candidates_are_of_the_domains_of_the_prompts_that_are_given(
-    table: PromptTable,
-) -> None:
+def test_candidates_are_of_the_domains_of_the_prompts_that_are_given(table: PromptTable) -> None:
     kinds = ["sums"] * 10 + ["words"] * 30  # every domain of the table has some of these words
     rows = ({"question": f"{n}!", "kind": kind} for n, kind in enumerate(kinds))
     other = tables(listed(*rows, domain="kind", weights={"words": 0, "sums": 1}))["train"]

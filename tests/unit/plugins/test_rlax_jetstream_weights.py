@@ -5,15 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scripted_slots import (
-    ScriptedSlots,
-    generated,
-    play,
-    request,
-    tokens_of,
-    under_way,
-    version,
-)
+from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, under_way, version
 from waiting import eventually
 
 from rlax_plugin.base.errors import WeightsMismatchError
@@ -234,12 +226,7 @@ def test_a_group_begun_elsewhere_is_completed():
     async def scenario(engine, slots):
         await take_version(engine, version(2))
         seeds = [100, 200, 300, 400]
-        resume = [
-            part(100, 10, "length"),
-            part(200, 0),
-            part(300, 6),
-            part(400, 0),
-        ]
+        resume = [part(100, 10, "length"), part(200, 0), part(300, 6), part(400, 0)]
         groups = await generated(engine, request(0, seeds, new=10, resume=resume))
         assert groups[0][0] is resume[0]
         assert_complete(groups[0], seeds, [10] * 4)

@@ -25,10 +25,7 @@ def test_what_an_engine_has_and_does_not_have_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("method", "problem"),
     [
-        (
-            lambda self, unwanted: {},
-            "give_up(unwanted) is called as give_up(unwanted, oldest)",
-        ),
+        (lambda self, unwanted: {}, "give_up(unwanted) is called as give_up(unwanted, oldest)"),
         (
             lambda self, unwanted, oldest, more: {},
             "give_up(unwanted, oldest, more) is called as give_up(unwanted, oldest)",

@@ -18,10 +18,7 @@ from rlax_plugin.rpc.transport import pieces, wire
 from rlax_plugin.rpc.transport.message_sizes import PIECE_BYTES, group_bytes
 from rlax_plugin.rpc.transport.pieces import Arriving, Outgoing, read_requests
 
-SIDE = {
-    "experts": SideSpec("int16", (3,), "context+sampled"),
-    "entropy": SideSpec("float32"),
-}
+SIDE = {"experts": SideSpec("int16", (3,), "context+sampled"), "entropy": SideSpec("float32")}
 CONTEXT = 5
 LIMITS = {"most_requests": 9, "most_bytes": 1 << 20, "within_s": 60.0}
 

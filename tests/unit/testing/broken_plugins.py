@@ -491,10 +491,7 @@ BROKEN: dict[str, Broken] = {
         imports="import jax, jax.numpy as jnp",
     ),
     "log_prob_as_importance_weight": _function(
-        "importance_weight",
-        "return inputs.logprobs_bt",
-        "never negative",
-        "a factor is -",
+        "importance_weight", "return inputs.logprobs_bt", "never negative", "a factor is -"
     ),
     "term_without_a_gradient": _function(
         "gradient_term",

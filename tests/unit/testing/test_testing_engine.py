@@ -158,11 +158,7 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, to
 
 
 def changed_after(
-    steps: int,
-    mode: str,
-    wanted: Request,
-    old: WeightVersion,
-    new: WeightVersion,
+    steps: int, mode: str, wanted: Request, old: WeightVersion, new: WeightVersion
 ) -> Sequence[Sampled]:
     """Generates a group; new weights arrive once it has made so many steps, and before the next."""
 

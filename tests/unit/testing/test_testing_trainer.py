@@ -92,11 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["epochs", "mini_batches"])
 def test_it_updates_once_per_step(key: str, tmp_path: Path) -> None:
     section = RlaxSection.model_validate(
-        {
-            "prompt_source": {"name": "x"},
-            "rewards": [{"name": "x"}],
-            "objective": {key: 2},
-        }
+        {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}], "objective": {key: 2}}
     )
     context = BuildContext(run_dir=tmp_path, seed=0, section=section)
     with pytest.raises(ConfigError, match=rf"rlax\.objective\.{key} = 2: must be 1 with"):

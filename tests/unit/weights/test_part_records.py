@@ -25,10 +25,7 @@ def test_messages_keep_every_field_of_a_part() -> None:
     ("parts", "message"),
     [
         ([], "a version has 0 parts, not 1 to 128"),
-        (
-            [(f"a{n}", f"/{n}", "native") for n in range(MOST_PARTS + 1)],
-            "129 parts, not 1 to 128",
-        ),
+        ([(f"a{n}", f"/{n}", "native") for n in range(MOST_PARTS + 1)], "129 parts, not 1 to 128"),
         ([("Base", "/1", "native")], "the name or format 'Base'"),
         ([("", "/1", "native")], "the name or format ''"),
         ([("a" * 33, "/1", "native")], "at most 32 letters a to z, digits"),

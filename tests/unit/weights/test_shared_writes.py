@@ -85,11 +85,7 @@ def test_both_hosts_write_before_host_0_commits(hosts):
     chunks.wait()
     tmp = f"{WEIGHTS}/4.tmp"
     assert other.calls == [("write", tmp)]
-    assert own.calls == [
-        ("begin", f"{WEIGHTS}/4"),
-        ("write", tmp),
-        ("commit", f"{WEIGHTS}/4", tmp),
-    ]
+    assert own.calls == [("begin", f"{WEIGHTS}/4"), ("write", tmp), ("commit", f"{WEIGHTS}/4", tmp)]
 
 
 def test_host_0_waits_for_a_slow_host(hosts):
@@ -168,8 +164,7 @@ def test_too_few_chunks_are_not_committed(hosts):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/etc/cron.d/x", f"{WEIGHTS}/a/../b", f"{WEIGHTS}/a/b", "relative", "gs://other/x"],
+    "path", ["/etc/cron.d/x", f"{WEIGHTS}/a/../b", f"{WEIGHTS}/a/b", "relative", "gs://other/x"]
 )
 def test_a_host_writes_only_directly_below_the_weights_directory(hosts, path):
     writes, _, other, chunks = hosts

@@ -15,14 +15,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from rlax_plugin.base.liveness.marks import (
-    Mark,
-    announced,
-    forget_ended,
-    lives,
-    marks,
-    state,
-)
+from rlax_plugin.base.liveness.marks import Mark, announced, forget_ended, lives, marks, state
 from rlax_plugin.base.liveness.own_stacks import HEADING
 from rlax_plugin.tools.commands.doctor.stacks_shown import ask, newest, shortened
 

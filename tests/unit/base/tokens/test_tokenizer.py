@@ -91,11 +91,7 @@ def test_many_texts_have_the_tokens_that_each_has(tmp_path: Path, make: Any) -> 
         ({}, None, [TEXT_END]),
         ({}, "chatml", [TEXT_END, END]),  # the template ends an answer with another token
         ({"config.json": {"eos_token_id": 7}}, None, [TEXT_END, 7]),
-        (
-            {"config.json": {"eos_token_id": None}, "generation_config.json": {}},
-            None,
-            [TEXT_END],
-        ),
+        ({"config.json": {"eos_token_id": None}, "generation_config.json": {}}, None, [TEXT_END]),
         (
             {
                 "config.json": {"eos_token_id": [7, 8]},

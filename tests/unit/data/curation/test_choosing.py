@@ -153,10 +153,7 @@ def test_the_command_writes_a_file_and_prints_hostile_text_harmlessly(rates: str
             ["rates.parquet", "--keep", "0.9..0.95"],
             "keeps none of the 4 prompts (3 too hard, 1 too",
         ),
-        (
-            ["rates.parquet", "--bound", "median"],
-            "'median' is not one of 'mean'",
-        ),
+        (["rates.parquet", "--bound", "median"], "'median' is not one of 'mean'"),
         (["rates.parquet", "--without", "none"], "--without = 'none': does not exist"),
         (
             ["rates.parquet", "--without", "rates.parquet"],

@@ -21,11 +21,7 @@ from rlax_plugin.testing import make_prompt, make_rates
 
 STAGES = [
     {"weights": {"sums": 1}, "until_step": 2},
-    {
-        "weights": {"sums": 1, "words": 3},
-        "until_pass_rate": {"words": 0.7},
-        "min_prompts": 4,
-    },
+    {"weights": {"sums": 1, "words": 3}, "until_pass_rate": {"words": 0.7}, "min_prompts": 4},
 ]
 
 

@@ -80,10 +80,7 @@ TASKS = {
         "def twice(x): return 2 * x",
     ),
     "cyclic": Task(
-        _CYCLIC_TEST,
-        "    return encode_cyclic(encode_cyclic(s))\n",
-        _CYCLIC,
-        "decode_cyclic",
+        _CYCLIC_TEST, "    return encode_cyclic(encode_cyclic(s))\n", _CYCLIC, "decode_cyclic"
     ),
     "close": Task(["assert math.isclose(half(3), 1.5)"], "import math\ndef half(x): return x / 2"),
     "near": Task(["assert abs(half(3) - 1.5) < 1e-6"], "def half(x): return x / 2"),

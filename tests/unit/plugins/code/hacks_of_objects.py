@@ -48,10 +48,7 @@ EXCEPTIONS = {
 
 VALUES = {
     "an object that equals everything": ("double", _ALL.format("") + "double = lambda x: All()"),
-    "a float that is near everything": (
-        "near",
-        _ALL.format("(float)") + "half = lambda x: All(9)",
-    ),
+    "a float that is near everything": ("near", _ALL.format("(float)") + "half = lambda x: All(9)"),
     "a text that equals everything": (
         "double",
         _ALL.format("(str)") + "double = lambda x: All('z')",

@@ -44,9 +44,7 @@ LENIENT = {
         ["assert not abs(half(3) - 1.5) > 1e-6"], "half = lambda x: float('nan')", _LOOSE
     ),
     "a function that no import brings": Lenient(
-        ["assert isclose(half(3), 1.5)"],
-        "half = lambda x: 0\nisclose = lambda *_: True",
-        _NAMES,
+        ["assert isclose(half(3), 1.5)"], "half = lambda x: 0\nisclose = lambda *_: True", _NAMES
     ),
     "a class of the prefix": Lenient(
         ["assert Case(3).holds(half(3))"],

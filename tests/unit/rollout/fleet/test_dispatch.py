@@ -7,17 +7,7 @@ import random
 import grpc
 import numpy as np
 import pytest
-from dispatching import (
-    GONE,
-    STOP,
-    answer,
-    failing,
-    generated,
-    join,
-    make,
-    reply_to,
-    request,
-)
+from dispatching import GONE, STOP, answer, failing, generated, join, make, reply_to, request
 from waiting import turns
 
 from rlax_plugin.base.errors import DeadlineError, WorkerError

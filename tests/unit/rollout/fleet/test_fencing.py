@@ -1,16 +1,7 @@
 """A worker that was started again: the later start gets the name, the earlier one is fenced."""
 
 import pytest
-from dispatching import (
-    Stub,
-    answer,
-    declared,
-    join,
-    make,
-    quarantine,
-    registration,
-    request,
-)
+from dispatching import Stub, answer, declared, join, make, quarantine, registration, request
 from waiting import turns
 
 from rlax_plugin.rollout.fleet import fencing

@@ -4,15 +4,7 @@ import asyncio
 import math
 
 import pytest
-from dispatching import (
-    HeldClock,
-    answer,
-    declared,
-    join,
-    make,
-    quarantine,
-    registration,
-)
+from dispatching import HeldClock, answer, declared, join, make, quarantine, registration
 from waiting import eventually
 
 from rlax_plugin.rollout.fleet.fleet import FleetListener

@@ -3,16 +3,7 @@
 import dataclasses
 from typing import Any
 
-from dispatching import (
-    GONE,
-    Script,
-    answer,
-    join,
-    make,
-    quarantine,
-    reply_to,
-    request,
-)
+from dispatching import GONE, Script, answer, join, make, quarantine, reply_to, request
 from waiting import eventually, turns
 
 from rlax_plugin.base.types import Request

@@ -22,9 +22,7 @@ def dropped(run: Harness) -> list[ev.Dropped]:
     ]
 
 
-async def test_spare_begun_too_early_is_dropped_when_its_batch_is_full(
-    tmp_path: Path,
-) -> None:
+async def test_spare_begun_too_early_is_dropped_when_its_batch_is_full(tmp_path: Path) -> None:
     run = Harness(tmp_path, 1, 1, groups=2, oversample=2.0, last_step=2)
     flow, answers = run.flow, run.answers
     await run.begin()

@@ -19,9 +19,7 @@ async def scored(run, *groups):
         await run.answers.answer(group, 0)
 
 
-async def test_snapshot_names_the_segment_that_is_still_being_written(
-    tmp_path,
-) -> None:
+async def test_snapshot_names_the_segment_that_is_still_being_written(tmp_path) -> None:
     """Groups 0 and 1 train; 2 is scored, and waits in the segment that is still being written."""
     run = Harness(tmp_path, 1, 2)
     gate = threading.Event()

@@ -22,13 +22,7 @@ def test_a_prompt_is_expected_to_be_as_long_as_its_groups_were() -> None:
     assert [known.expected(i) for i in range(3)] == [16.0, 20.0, 18.0]
 
 
-@pytest.mark.parametrize(
-    "rlax",
-    [
-        {"rollouts": {"order": "issued"}},
-        {"deterministic": True},
-    ],
-)
+@pytest.mark.parametrize("rlax", [{"rollouts": {"order": "issued"}}, {"deterministic": True}])
 def test_nothing_is_expected_where_groups_are_sent_as_they_were_issued(rlax) -> None:
     known = lengths(**rlax)
     known.observe(0, [4, 8])

@@ -75,10 +75,7 @@ async def test_the_audit_finds_another_temperature(tmp_path) -> None:
 
 def test_a_batch_has_the_temperature_of_each_sampled_token() -> None:
     """Groups of samples of 2 and 3 tokens, after a prompt of 2; the last sample has no score."""
-    groups = [
-        make_group(id=0, temperature=1.5),
-        make_group((1.0, None), id=1, temperature=0.5),
-    ]
+    groups = [make_group(id=0, temperature=1.5), make_group((1.0, None), id=1, temperature=0.5)]
     prompt = groups[0].episodes[0].trajectories[0].turns[0].given.size
     arrays = build_arrays(make_batch(1, groups), rows=4, length=8, temperatures=True)
     first = prompt - 1

@@ -18,9 +18,7 @@ def metrics(
 ) -> dict[str, float]:
     section = section_with(rewards=[{"name": name} for name in rewards], **settings)
     done = FinishedStep(
-        make_batch(2, [make_group(version=1)]),
-        stats=StepStats(scored=list(scored)),
-        metrics={},
+        make_batch(2, [make_group(version=1)]), stats=StepStats(scored=list(scored)), metrics={}
     )
     return step_metrics(done, section, workers=1, replaced=2)
 

@@ -33,11 +33,7 @@ from rlax_plugin.run.metrics.tracking import BackgroundTracker, Sink, TrackedRun
 
 CONFIG = str(Path(__file__).parents[3] / "configs/testing.yml")  # of ten steps
 DEADLINE_S = 60
-LIBRARIES = {
-    rlax_mlflow: "mlflow.tracking",
-    rlax_tensorboard: "tensorboardX",
-    rlax_wandb: "wandb",
-}
+LIBRARIES = {rlax_mlflow: "mlflow.tracking", rlax_tensorboard: "tensorboardX", rlax_wandb: "wandb"}
 NAN, INFINITY = math.nan, math.inf
 
 

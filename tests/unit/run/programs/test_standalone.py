@@ -11,12 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlax_plugin.base.errors import (
-    ConfigError,
-    DeadlineError,
-    WeightsError,
-    WeightsUnreadableError,
-)
+from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.config.network import Place

@@ -82,9 +82,7 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(
         return await asyncio.wait(futures, timeout=0)
 
     monkeypatch.setattr(
-        closing,
-        "asyncio",
-        SimpleNamespace(wait=two_have_ended, wrap_future=asyncio.wrap_future),
+        closing, "asyncio", SimpleNamespace(wait=two_have_ended, wrap_future=asyncio.wrap_future)
     )
     hangs = threading.Event()
     together = threading.Barrier(2)  # breaks where one is closed after the other

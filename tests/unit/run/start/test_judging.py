@@ -10,14 +10,7 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.run.evaluation.result import Evaluated
 from rlax_plugin.run.evaluation.statistics import Estimate
 from rlax_plugin.run.metrics.run_stats import RunStats
-from rlax_plugin.run.start.judging import (
-    Change,
-    Judged,
-    causes,
-    change_of,
-    sentence_on,
-    verdict_of,
-)
+from rlax_plugin.run.start.judging import Change, Judged, causes, change_of, sentence_on, verdict_of
 from rlax_plugin.run.start.results import recorded_verdict
 
 SECTION = section_with()

@@ -9,9 +9,7 @@ from run_machine import Run, RunOfEpisodes
 from rlax_plugin.run.state.events import NOT_NEEDED
 
 SETTINGS = settings(
-    max_examples=examples(25),
-    stateful_step_count=40,
-    suppress_health_check=list(HealthCheck),
+    max_examples=examples(25), stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 TestRun = Run.TestCase
 TestRun.settings = SETTINGS

@@ -63,9 +63,7 @@ def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
         "plugin": "tc_parts",
         "distribution": "tc-dist",
         "version": "0.3",
-        "options": {
-            "slots": {"value": 7, "default": 4, "required": False, "description": ""},
-        },
+        "options": {"slots": {"value": 7, "default": 4, "required": False, "description": ""}},
     }
     assert {row["kind"] for row in used} >= {"trainer", "advantage", "objective"}
     bare = json.loads(rlax("plugins", TESTING, "--json").stdout)["loaded"]

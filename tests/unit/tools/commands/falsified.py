@@ -5,17 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from histories import (
-    REASON,
-    Draft,
-    History,
-    cells,
-    episode,
-    group,
-    rejected,
-    sampled,
-    scored,
-)
+from histories import REASON, Draft, History, cells, episode, group, rejected, sampled, scored
 
 from rlax_plugin.base.types import Episode, Score, ScoredGroup, group_of
 from rlax_plugin.run.state import events as ev

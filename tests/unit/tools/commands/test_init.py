@@ -257,11 +257,7 @@ def test_a_saved_data_set_is_read_by_its_own_source(
     ],
 )
 def test_data_that_cannot_be_used_is_one_message(
-    options: str,
-    expected: str,
-    folder: Path,
-    with_tokenizer: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: str, expected: str, folder: Path, with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_here(monkeypatch)
     write_lines(folder / "mine.jsonl", [{"question": f"Say {n}."} for n in range(100)])

@@ -37,11 +37,7 @@ def group() -> ScoredGroup:
     made = make_group([1.0, 0.75, 0.0], prompt=prompt)
     paid = (np.array([0.0, 0.0, 0.25]), np.array([0.5]), np.zeros(2))
     one, two, three = made.scores
-    scores = (
-        one,
-        replace(two, token_rewards=paid, metrics={"found": 1.0}),
-        three,
-    )
+    scores = (one, replace(two, token_rewards=paid, metrics={"found": 1.0}), three)
     return replace(made, episodes=(alone, long, cut), scores=scores)
 
 

@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from objective_harness import (
-    advantages_of,
-    slots_of,
-)
+from objective_harness import advantages_of, slots_of
 
 from rlax_plugin.base.errors import ConfigError
 

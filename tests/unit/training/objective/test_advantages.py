@@ -16,10 +16,7 @@ from rlax_plugin.training.objective.advantages import (
 )
 from rlax_plugin.training.objective.batches import build_arrays
 
-GROUPS = [
-    group(5, (1, 1.0), (2, 0.0), (3, None)),
-    group(9, (2, 4.0), (1, 3.0), (1, 2.0)),
-]
+GROUPS = [group(5, (1, 1.0), (2, 0.0), (3, None)), group(9, (2, 4.0), (1, 3.0), (1, 2.0))]
 
 
 def centred(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:

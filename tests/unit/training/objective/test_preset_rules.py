@@ -4,13 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from objective_harness import (
-    PRESETS,
-    data_of,
-    differentiated,
-    jit,
-    slots_of,
-)
+from objective_harness import PRESETS, data_of, differentiated, jit, slots_of
 
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.training.objective.presets import presets_from_yaml
