@@ -2,7 +2,6 @@
 
 import random
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ from rlax_plugin.testing.store import NpzStore
 ARRAYS = {"table": np.arange(6, dtype=np.float32)}
 
 
-def test_one_call_in_twenty_fails_before_or_after_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_call_in_twenty_fails_before_or_after_it_is_done(tmp_path, monkeypatch) -> None:
     store = UnreliableStore(NpzStore(), str(tmp_path / "switch"))
     switch_on(tmp_path / "switch", "faulty")
 
@@ -46,9 +43,7 @@ def test_one_call_in_twenty_fails_before_or_after_it_is_done(
 
 
 @pytest.mark.parametrize(("word", "hanging"), [("writes-hang", "save"), ("reads-hang", "load")])
-def test_calls_hang_until_the_file_is_gone(
-    word: str, hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_hang_until_the_file_is_gone(word: str, hanging: str, tmp_path, monkeypatch) -> None:
     events = tmp_path / "events"
     monkeypatch.setenv(LOG, str(events))
     store = UnreliableStore(NpzStore(), str(tmp_path / "switch"))

@@ -53,9 +53,7 @@ def executed(directory: Path, *cells: str) -> list[list[Any]]:
 
 
 @pytest.mark.long
-def test_a_notebook_trains_and_shows_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_trains_and_shows_its_run(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel chooses its own
     start, wait, metrics, plot, samples, report, handle, status = executed(tmp_path, *CELLS)
     assert "cells: starting, step 0 of 30" in start[0].data["text/html"]

@@ -70,9 +70,7 @@ def config(share: float) -> dict:
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-def test_nothing_but_the_kept_config_has_a_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_but_the_kept_config_has_a_secret(tmp_path, monkeypatch) -> None:
     assert len(set(planted.SECRETS)) >= 30
     monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
     for name, value in planted.ENVIRONMENT.items():

@@ -313,9 +313,7 @@ def test_a_server_whose_engine_has_died_ends(trained: Trained) -> None:
     assert status == 1 and "the device is gone" in errors
 
 
-def test_weights_that_are_not_what_was_published_are_not_served(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_what_was_published_are_not_served(trained: Trained, tmp_path) -> None:
     run = shutil.copytree(trained.dir, tmp_path / "runs/copy")
     files = RunFiles(run)
     *_, before, last = versions_from_json((run / "versions.json").read_text(), "").versions

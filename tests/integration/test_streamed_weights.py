@@ -157,9 +157,7 @@ async def test_a_version_that_is_gone_is_unreadable(tmp_path: Path) -> None:
                 await copies.copy(client, one, Reading())
 
 
-async def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(
-    tmp_path: Path,
-) -> None:
+async def test_a_stream_that_stands_still_is_given_up_and_old_parts_are_deleted(tmp_path) -> None:
     """Nothing arrives for ``rpc_s``: the worker asks for the rest, or for a newer version."""
 
     with local_copies(settings(tmp_path, rpc_s=3.0)) as copies:

@@ -30,9 +30,7 @@ def test_no_number_of_maxtext_is_nan_or_infinite(override: str, message: str) ->
 @pytest.mark.parametrize(
     ("command", "key"), [("check", "load_parameters_path"), ("train", "load_full_state_path")]
 )
-def test_weights_to_start_from_must_be_there(
-    command: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_to_start_from_must_be_there(command: str, key: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [command, MAXTEXT, f"{key}={tmp_path}/missing"]
     result = rlax(*words)

@@ -87,9 +87,7 @@ class Looking(Recorder):
 
 
 @pytest.mark.parametrize("divides", [False, True])
-def test_a_model_that_was_never_converted_comes_back(
-    run: Run, tmp_path: Path, divides: bool
-) -> None:
+def test_a_model_that_was_never_converted_comes_back(run: Run, tmp_path, divides: bool) -> None:
     """Its block keeps 1 / sqrt(head width) in the query kernel; that of converted models does not.
 
     It may also divide its logits by sqrt(width), as the built-in model does. What is exported has

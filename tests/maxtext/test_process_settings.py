@@ -40,9 +40,7 @@ def test_flags_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["XLA_FLAGS"] == flags
 
 
-def test_a_cache_is_where_the_arguments_or_any_file_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_is_where_the_arguments_or_any_file_say(tmp_path, monkeypatch) -> None:
     own = str(tmp_path / "own")
     load(resolve(MAXTEXT, [f"jax_cache_dir={own}"]))
     assert jax.config.jax_compilation_cache_dir == own

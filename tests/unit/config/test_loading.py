@@ -201,9 +201,7 @@ def test_further_problems_have_a_line_each(tmp_path: Path) -> None:
     assert lines[5] == "and 2 more problems under rlax"
 
 
-def test_an_environment_variable_would_only_reach_maxtext(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_variable_would_only_reach_maxtext(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("M_STEPS", "7")
     assert "M_STEPS, for MaxText only" in str(problem(write(tmp_path, MINIMAL)))
 
@@ -316,9 +314,7 @@ def test_options_of_another_named_part_go_with_it(tmp_path):
     assert section.launcher.options == {"wait": 3, "workers": 2}
 
 
-def test_paths_of_data_and_functions_are_relative_to_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_data_and_functions_are_relative_to_the_config(tmp_path, monkeypatch) -> None:
     """From another directory, too; what is only in that one is read from there, with a warning."""
     folder, work = tmp_path / "configs", tmp_path / "work"
     for directory in (folder, work):
@@ -359,9 +355,7 @@ def test_paths_of_data_and_functions_are_relative_to_the_config(
     assert from_there["train"] == f"{folder}/rows*.jsonl"
 
 
-def test_paths_of_data_follow_links_and_the_merged_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_data_follow_links_and_the_merged_config(tmp_path, monkeypatch) -> None:
     """A directory does not shadow a name on the hub, nor the splits of a base file's data set."""
     folder, work = tmp_path / "deep/configs", tmp_path / "work"
     for directory in (folder, work, tmp_path / "deep/[data]"):
@@ -391,9 +385,7 @@ def test_paths_of_data_follow_links_and_the_merged_config(
     assert replaced.section.prompt_source.options["path"] == "gone.jsonl"
 
 
-def test_the_hash_of_a_config_has_no_directories_of_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hash_of_a_config_has_no_directories_of_data(tmp_path, monkeypatch) -> None:
     """A run continues from another working directory, and after the project has moved."""
     hashes = []
     for project, directory in (("a", "a"), ("a", "."), ("b", "b")):

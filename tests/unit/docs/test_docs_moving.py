@@ -37,9 +37,7 @@ def resolved(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reso
     return resolve(path)
 
 
-def test_the_config_says_what_the_command_of_verl_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_says_what_the_command_of_verl_said(tmp_path, monkeypatch) -> None:
     command = fences(VERL, "text")[0]
     verl = dict(re.findall(r"^ +([\w.]+)=(\S+)", command, re.MULTILINE))
     found = resolved(VERL, tmp_path, monkeypatch)
@@ -77,9 +75,7 @@ def test_the_config_says_what_the_command_of_verl_said(
         assert functions["compute_score"]("sums", "so 12", reference, None) == score
 
 
-def test_the_config_of_maxtext_has_one_more_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_of_maxtext_has_one_more_key(tmp_path, monkeypatch) -> None:
     found = resolved(MAXTEXT, tmp_path, monkeypatch)
     rollouts = found.section.rollouts
     assert found.maxtext["per_device_batch_size"] == rollouts.group_size * rollouts.groups_per_step

@@ -23,9 +23,7 @@ OF_TRL = "\n".join(line[1:] for line in MOVED if not line.startswith("+"))
 OURS = "\n".join(line[1:] for line in MOVED if not line.startswith("-"))
 
 
-def test_the_script_writes_the_config_that_it_implies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_writes_the_config_that_it_implies(tmp_path, monkeypatch) -> None:
     """Executed up to the line that waits, and nothing is started."""
     names = executed(SCRIPT[: SCRIPT.index("print(run.wait())")], tmp_path, monkeypatch)
     folder = Path("configs/run-1")
@@ -56,9 +54,7 @@ def executed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
     return names
 
 
-def test_the_script_of_trl_keeps_its_data_and_its_rewards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_of_trl_keeps_its_data_and_its_rewards(tmp_path, monkeypatch) -> None:
     kept = OF_TRL[: OF_TRL.index("args = GRPOConfig")].splitlines()
     assert [line for line in kept if line not in OURS] == [
         "from trl import GRPOConfig, GRPOTrainer"

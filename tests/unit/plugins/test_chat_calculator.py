@@ -61,9 +61,7 @@ def sequence(episode: Episode) -> list[int]:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_the_sequence_is_the_templates_of_the_whole_conversation(
-    tmp_path: Path, stopped: bool
-) -> None:
+def test_the_sequence_is_the_templates_of_the_whole_conversation(tmp_path, stopped: bool) -> None:
     sums = source(tmp_path)
     tokenizer, end = sums.tokenizer, sums.tokenizer.answer_end
     texts = ("I ask <calc>12+34</calc>", "<calc>46*2</calc>", "46")

@@ -169,9 +169,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
         source.prompts("train")
 
 
-def test_a_file_that_changes_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch) -> None:
     path = write_lines(tmp_path / "a.jsonl", ROWS)
     source = jsonl(path)
     rows = source.rows

@@ -98,9 +98,7 @@ async def test_a_worker_that_is_started_again_at_once_is_shown_with_its_last_wor
         assert f"it ended 1 times in a row, the last time {how}" in sentence and not errors
 
 
-async def test_one_of_two_workers_is_tried_again_until_it_works(
-    local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_one_of_two_workers_is_tried_again_until_it_works(local: Any, tmp_path, monkeypatch):
     mended, seen = tmp_path / "mended", list[str]()
     works = "{ echo it works; exec sleep 600; }"
     script = f"test -e {mended} -o $3 = local-1 && {works}; {ENDS_WITH_2}"

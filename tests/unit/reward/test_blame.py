@@ -69,9 +69,7 @@ def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
     assert (blame.failing == "") == (results > 0)
 
 
-async def test_a_clock_that_goes_on_has_only_the_time_that_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_clock_that_goes_on_has_only_the_time_that_is_left(monkeypatch) -> None:
     now_s, delays_s = [0.0], list[float]()
     monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 

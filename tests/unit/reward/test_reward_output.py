@@ -35,9 +35,7 @@ def test_a_log_that_cannot_be_renamed_gets_no_larger(tmp_path: Path) -> None:
     assert path.stat().st_size == 30_000
 
 
-def test_a_secret_is_hidden_wherever_it_is_in_a_line_of_any_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_is_hidden_wherever_it_is_in_a_line_of_any_length(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(secrets, "_learned", set())
     secrets.learn_secrets({"token": "planted-7q9z"})
     # Every place of the secret beside the end of a read of 32 KiB, and of a part of the line.

@@ -391,9 +391,7 @@ async def test_an_answer_that_came_while_the_trainer_was_paused_is_read():
         await pool.close()
 
 
-def test_a_job_that_began_later_is_looked_at_again_after_what_it_has_left(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_job_that_began_later_is_looked_at_again_after_what_it_has_left(monkeypatch):
     later, looks = pool_module._later, []
 
     class Begun(Clock):

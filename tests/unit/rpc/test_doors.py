@@ -78,9 +78,7 @@ async def test_a_process_that_takes_over_a_port_is_told_nothing(proves: str) -> 
         await again.stop(None)
 
 
-async def test_a_connection_that_never_says_anything_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_that_never_says_anything_is_closed(monkeypatch) -> None:
     key = "grpc.server_handshake_timeout_ms"
     sooner = [(name, 300 if name == key else value) for name, value in SERVER_OPTIONS]
     assert dict(SERVER_OPTIONS)[key] == 20_000
@@ -95,9 +93,7 @@ async def test_a_connection_that_never_says_anything_is_closed(
     await server.stop(None)
 
 
-async def test_a_connection_without_calls_that_falls_silent_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_without_calls_that_falls_silent_is_closed(monkeypatch) -> None:
     sooner = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 300}
     sooner |= {"grpc.http2.ping_timeout_ms": 300}
     assert dict(SERVER_OPTIONS).keys() >= sooner.keys()
@@ -116,9 +112,7 @@ async def test_a_connection_without_calls_that_falls_silent_is_closed(
     await server.stop(None)
 
 
-async def test_many_connections_leave_a_process_its_own_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_many_connections_leave_a_process_its_own_files(monkeypatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (40, 40))
 
     server, address = doors.server()
@@ -177,9 +171,7 @@ def test_a_clock_that_is_wrong_parts_nobody() -> None:
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
-def test_no_proxy_is_asked_for_a_server_of_this_machine(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_proxy_is_asked_for_a_server_of_this_machine(name: str, monkeypatch) -> None:
     with socket.socket() as silent:  # nobody listens there
         silent.bind(("127.0.0.1", 0))
         monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")

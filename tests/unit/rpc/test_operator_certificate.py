@@ -208,9 +208,7 @@ def test_a_name_of_a_certificate_may_be_an_address(tmp_path: Path) -> None:
     OperatorIdentity(made(tmp_path, "::1"), ["[::1]"])
 
 
-def test_new_files_are_used_once_both_are_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_files_are_used_once_both_are_there(tmp_path, caplog) -> None:
     tls = made(tmp_path, HOST)
     identity = OperatorIdentity(tls, [HOST])
     first = identity.newest()

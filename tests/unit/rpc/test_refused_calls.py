@@ -123,9 +123,7 @@ async def test_without_a_token_nothing_is_answered_and_the_log_says_who_asked(
     assert re.match(r"rejected a call of /rlax\.v1\.\w+/\w+ from ipv4:127\.0\.0\.1:\d+: ", lines[0])
 
 
-async def test_another_role_is_named_to_the_caller_and_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_another_role_is_named_to_the_caller_and_in_the_log(tmp_path, caplog) -> None:
     async with served(tmp_path) as one:
         secret = dataclasses.replace(one.secret, token=TOKENS["client"])
         async with connect(one.address, secret) as connection:

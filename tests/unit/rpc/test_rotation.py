@@ -44,9 +44,7 @@ async def presented(address: str) -> str:
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=LIMIT_S)
 
 
-async def test_a_new_certificate_serves_new_connections_and_open_calls_go_on(
-    tmp_path: Path,
-) -> None:
+async def test_a_new_certificate_serves_new_connections_and_open_calls_go_on(tmp_path) -> None:
     tls = made(tmp_path, HOST)
     callers, token, versions = Callers(), new_token(), Versions()
     callers.admit(token, "worker")
@@ -141,9 +139,7 @@ def test_a_restart_and_further_rotations_know_the_tokens(tmp_path: Path) -> None
     assert run_secrets(tmp_path).callers().of(()) is None
 
 
-def test_secrets_that_are_replaced_or_damaged_change_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_secrets_that_are_replaced_or_damaged_change_nothing(tmp_path, caplog) -> None:
     secrets = run_secrets(tmp_path)
     callers = secrets.callers()
     upkeep = Upkeep(secrets, callers, secrets.identity, note=lambda line: None)
@@ -178,9 +174,7 @@ def test_a_run_without_secrets_has_nothing_to_rotate(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_token_file_that_is_bad_for_a_while_keeps_the_token(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_file_that_is_bad_for_a_while_keeps_the_token(tmp_path, caplog) -> None:
     secrets = run_secrets(tmp_path)
     path, good = secrets.worker_file, secrets.worker_file.read_bytes()
     followed = FollowedSecret(path, "--token-file")

@@ -206,9 +206,7 @@ def test_a_home_that_cannot_be_written_costs_only_convenience(
     assert f"{tmp_path}/file/rlax" in caplog.text and "cannot be written" in caplog.text
 
 
-def test_a_user_without_a_home_names_files(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_user_without_a_home_names_files(monkeypatch, caplog) -> None:
     """As a container that is started with any user id: it has no account, and HOME is not set."""
 
     def no_account(number: int) -> object:

@@ -24,9 +24,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_plugin_is_told_what_to_mend(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_plugin_is_told_what_to_mend(folder: Path, name: str, monkeypatch) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
     broken = BROKEN[name]
     write(folder, f"tb_{name}", broken.source)

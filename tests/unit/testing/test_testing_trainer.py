@@ -60,9 +60,7 @@ def test_checkpoints_are_written_when_due_and_at_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["disk", "objects"])
-def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
-    tmp_path: Path, where: str
-) -> None:
+def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path, where: str) -> None:
     prefix = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
     whole = train(f"{prefix}/whole", 12)
     train(f"{prefix}/parts", 12, FakeTrainerPort(batch, stop_after=4))

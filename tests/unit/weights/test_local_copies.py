@@ -34,9 +34,7 @@ def test_a_worker_that_reads_at_the_path_makes_no_directory(tmp_path: Path) -> N
         assert copies is None and not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_worker_has_left_is_deleted_and_nothing_of_living_ones(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_worker_has_left_is_deleted_and_nothing_of_living_ones(tmp_path) -> None:
     place = tmp_path / "copies"
     with local_copies(settings(place)):
         living = set(place.iterdir())
@@ -51,9 +49,7 @@ def test_what_a_killed_worker_has_left_is_deleted_and_nothing_of_living_ones(
         assert set(place.iterdir()) == living | {place / "worker-foreign"}
 
 
-def test_the_directory_is_private_and_its_default_is_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_is_private_and_its_default_is_a_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with local_copies(settings("")):
         place = tmp_path / "rlax/weights"

@@ -3,15 +3,11 @@
 import os
 from collections import Counter
 
-import pytest
-
 from rlax_plugin.base.files import faults
 from rlax_plugin.base.files.faults import FaultPoint, reached
 
 
-def test_a_process_is_killed_when_it_reaches_a_point_for_the_given_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_is_killed_when_it_reaches_a_point_for_the_given_time(monkeypatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(faults, "_seen", Counter())
     monkeypatch.setattr(os, "kill", lambda pid, signal: killed.append(pid))

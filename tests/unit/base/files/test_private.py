@@ -40,9 +40,7 @@ def umask(value: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("mask", "above"), [(0, 0o775), (0o002, 0o775), (0o022, 0o755), (0o077, 0o700)]
 )
-def test_the_last_directory_is_private_whatever_the_umask(
-    tmp_path: Path, mask: int, above: int
-) -> None:
+def test_the_last_directory_is_private_whatever_the_umask(tmp_path, mask: int, above: int) -> None:
     with umask(mask):
         make_private(tmp_path / "a/b/c")
     assert [mode(tmp_path / path) for path in ("a", "a/b", "a/b/c")] == [above, above, 0o700]
@@ -125,9 +123,7 @@ def test_a_link_of_another_user_is_rejected(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_file_system_that_decides_about_owners_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_decides_about_owners_is_accepted(tmp_path, monkeypatch) -> None:
     os.chown(tmp_path, STRANGER, STRANGER)
     monkeypatch.setattr(private, "_assigned", lambda directory, owner: owner == STRANGER)
     assert intrusion(tmp_path) is None
@@ -144,9 +140,7 @@ def test_a_file_is_put_beside_what_others_have_prepared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("above", "said"), [(0o777, True), (0o1777, False), (0o775, False)])
-def test_a_directory_that_others_can_move_away_is_told(
-    tmp_path: Path, above: int, said: bool
-) -> None:
+def test_a_directory_that_others_can_move_away_is_told(tmp_path, above: int, said: bool) -> None:
     run = tmp_path / "volume/runs/mine"
     run.mkdir(parents=True)
     (tmp_path / "volume").chmod(above)

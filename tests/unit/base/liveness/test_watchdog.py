@@ -79,9 +79,7 @@ def test_stacks_are_not_written_each_second(tmp_path: Path, watchdog: Watchdog) 
     wait_until(lambda: written() == ["2", "8", "2"], "the first time that it stands still again")
 
 
-def test_the_watchdog_says_that_nothing_ran(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, watchdog: Watchdog
-) -> None:
+def test_the_watchdog_says_that_nothing_ran(caplog, tmp_path, watchdog: Watchdog) -> None:
     looks: list[float] = []
     watchdog.watch("what moves", lambda: looks.append(0.0) or 0.0)
     wait_until(lambda: looks, "a look")

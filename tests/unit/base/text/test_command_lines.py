@@ -38,18 +38,14 @@ def test_a_program_that_is_not_on_path_is_named_by_its_path(clone: Path) -> None
         assert line == f"'{clone}/.venv/bin/{program}' report 'runs/a b'"
 
 
-def test_a_program_of_the_activated_environment_needs_no_path(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_of_the_activated_environment_needs_no_path(clone: Path, monkeypatch) -> None:
     (clone / "link").symlink_to(clone / ".venv")
     for scripts in (clone / ".venv/bin", clone / "link/bin"):
         monkeypatch.setenv("PATH", f"{scripts}:/usr/bin:/bin")
         assert pasteable("rlax", "audit", "runs/x") == "rlax audit runs/x"
 
 
-def test_a_program_of_another_environment_is_not_meant(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_of_another_environment_is_not_meant(clone: Path, monkeypatch) -> None:
     (clone / "other").mkdir()
     (clone / "other/rlax").symlink_to(clone / ".venv/bin/rlax")  # as interpreters are
     monkeypatch.setenv("PATH", f"{clone / 'other'}:/usr/bin")
@@ -57,9 +53,7 @@ def test_a_program_of_another_environment_is_not_meant(
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_command_is_one_line_however_narrow_the_terminal(
-    watched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_is_one_line_however_narrow_the_terminal(watched: bool, monkeypatch) -> None:
     """What is copied from a terminal has its line breaks, and a shell ends commands there."""
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: watched)
@@ -70,9 +64,7 @@ def test_a_command_is_one_line_however_narrow_the_terminal(
     assert out.getvalue() == f"a further worker joins with:  {said}\n"
 
 
-def test_every_command_at_the_end_of_a_run_can_be_pasted(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_at_the_end_of_a_run_can_be_pasted(clone: Path, monkeypatch) -> None:
     (clone / "runs/demo/tensorboard").mkdir(parents=True)
     out = io.StringIO()
     print_results(console(out), RunFiles("runs/demo"), ["c.yml", "run_name=a b", "steps=9"], 4, 1)

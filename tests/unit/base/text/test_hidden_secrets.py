@@ -161,9 +161,7 @@ def test_a_command_to_paste_has_no_secrets() -> None:
     assert line.endswith(f"train c.yml 'hf_access_token={MARK}' 'rlax.rewards=[{{t: {MARK}}}]'")
 
 
-def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_hides_secrets_of_prints_logs_and_tracebacks(monkeypatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), write_through=True)
     hide_in(stream)
     hide_in(stream)

@@ -5,7 +5,6 @@ import pty
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -71,9 +70,7 @@ def test_a_terminal_that_is_gone_stops_nobody() -> None:
         os.fstat(terminal)
 
 
-def test_output_is_not_redirected_if_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_not_redirected_if_no_thread_can_be_started(tmp_path, monkeypatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

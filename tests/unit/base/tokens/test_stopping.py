@@ -74,9 +74,7 @@ def test_the_end_is_the_first_token_with_which_the_whole_text_has_a_stop_string(
     assert 150 < found < 550  # both kinds were tried
 
 
-def test_a_string_that_ends_within_a_token_keeps_the_token_and_cuts_the_text(
-    tmp_path: Path,
-) -> None:
+def test_a_string_that_ends_within_a_token_keeps_the_token_and_cuts_the_text(tmp_path) -> None:
     tokenizer = Tokenizer.load(byte_level(tmp_path), "tokenizer_path")
     (merged,) = tokenizer.encode(".\nQ")
     tokens = np.array([*tokenizer.encode("42"), merged, *tokenizer.encode("more")], np.int32)

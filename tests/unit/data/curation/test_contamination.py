@@ -120,9 +120,7 @@ def test_hostile_texts_take_linear_time() -> None:
     assert [(m.prompt, KINDS[m.kind]) for m in found] == [(6, "shared words")]
 
 
-def test_the_command_reports_writes_and_has_them_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_reports_writes_and_has_them_removed(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)

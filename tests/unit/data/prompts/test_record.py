@@ -105,9 +105,7 @@ def test_a_run_that_has_computed_nothing_takes_others(tmp_path: Path) -> None:
     )
 
 
-def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(
-    tmp_path: Path,
-) -> None:
+def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(tmp_path) -> None:
     def prompts(*texts: str) -> RunPrompts:
         sets = SECTION.evaluation.all_sets()
         named = dict(zip(("far", *sets), texts, strict=False))  # the later one in front

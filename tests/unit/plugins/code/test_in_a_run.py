@@ -59,9 +59,7 @@ def test_times_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.skipif(bool(sandbox_layers().missing), reason="layers are missing")
-def test_a_pool_serves_whatever_the_code_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_serves_whatever_the_code_does(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     tests = {"tests": ["assert f(3) == 9"]}
     prompt = replace(make_prompt("square"), metadata=tests)

@@ -186,9 +186,7 @@ async def test_a_worker_with_other_packages_builds_no_engine(allowed: bool, tmp_
     await server.stop(None)
 
 
-def test_a_worker_without_a_token_says_at_once_what_it_waits_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_without_a_token_says_at_once_what_it_waits_for(tmp_path, caplog) -> None:
     missing = str(tmp_path / "token.json")
     with pytest.raises(DeadlineError, match=r"token\.json"):
         asyncio.run(fetch_config("127.0.0.1:1", missing, 1.0))

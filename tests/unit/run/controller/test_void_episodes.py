@@ -1,16 +1,12 @@
 """Episodes that will not train are ended, and their group is generated anew."""
 
-from pathlib import Path
-
 from flow_harness import Harness, settle
 
 from rlax_plugin.base.types import Key
 from rlax_plugin.ports.environment import Outcome
 
 
-async def test_episodes_that_become_too_stale_end_and_their_group_is_issued_again(
-    tmp_path: Path,
-) -> None:
+async def test_episodes_that_become_too_stale_end_and_their_group_is_issued_again(tmp_path) -> None:
     """A spare group holds up no batch, and the policy is asked for nothing that cannot train."""
 
     async def two_turns(prompt, played):  # type: ignore[no-untyped-def]

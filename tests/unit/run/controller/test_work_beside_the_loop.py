@@ -18,9 +18,7 @@ from rlax_plugin.testing.builders import make_batch, make_group
 
 
 @pytest.mark.parametrize(("most", "beside"), [(4, False), (3, True)])
-def test_advantages_of_a_large_batch(
-    most: int, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advantages_of_a_large_batch(most: int, beside: bool, tmp_path, monkeypatch) -> None:
     """The batch has 4 samples. One of its groups is dropped meanwhile: another takes its place."""
     monkeypatch.setattr(flow, "_MOST_AT_ONCE", most)
 

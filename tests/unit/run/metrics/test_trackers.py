@@ -136,9 +136,7 @@ def test_a_failing_write_is_counted_and_told(tmp_path: Path) -> None:
     assert "2 of 5 steps were not written" in told and "disk full at 3" in told
 
 
-def test_a_queue_that_is_full_loses_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_that_is_full_loses_the_newest(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tracking, "QUEUE_STEPS", 3)
     taking = threading.Event()
 
@@ -243,9 +241,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
 # --- wandb -----------------------------------------------------------------------------------
 
 
-def test_wandb_offline_goes_on_in_the_same_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_offline_goes_on_in_the_same_run(tmp_path, monkeypatch) -> None:
     # Importing it makes directories that last as long as this process.
     monkeypatch.setattr(tempfile, "tempdir", os.environ.get("PYTEST_DEBUG_TEMPROOT"))
     import wandb

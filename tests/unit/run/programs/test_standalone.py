@@ -134,9 +134,7 @@ def written(path: Path, text: str, mode: int) -> None:
         lambda path: path.symlink_to("nowhere"),
     ],
 )
-def test_what_is_no_token_file_is_not_written_over(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_is_no_token_file_is_not_written_over(make: Callable[[Path], None], tmp_path) -> None:
     make(path := tmp_path / "token.json")
     before = unread(path)
     with pytest.raises(ConfigError, match=r"^--token-file = .*: exists already, and is no token"):

@@ -37,9 +37,7 @@ async def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() 
     assert late == ["the launcher did not end within 0.05 s (rlax.launcher): it was abandoned"]
 
 
-def test_the_first_error_of_ending_is_raised_and_the_others_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_first_error_of_ending_is_raised_and_the_others_are_logged(caplog) -> None:
     ended: list[str] = []
 
     def fail(error: Exception) -> None:
@@ -73,9 +71,7 @@ class Tracker:
         return self.says
 
 
-def test_trackers_close_side_by_side_and_each_says_what_it_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trackers_close_side_by_side_and_each_says_what_it_lost(monkeypatch) -> None:
     async def two_have_ended(futures: Collection[asyncio.Future[Any]], timeout: float) -> Any:
         assert timeout == 55.0
         await eventually(lambda: sum(future.done() for future in futures) >= 2)

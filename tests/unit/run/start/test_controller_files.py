@@ -85,9 +85,7 @@ def test_another_config_is_rejected_by_the_keys_that_differ(tmp_path: Path) -> N
 
 
 @mark.parametrize("damage", [b"", b'{"config_ha', b"[]", b"{}", b"\xff"])
-def test_a_damaged_record_of_the_config_is_replaced_by_the_config(
-    tmp_path: Path, damage: bytes
-) -> None:
+def test_a_damaged_record_of_the_config_is_replaced_by_the_config(tmp_path, damage: bytes) -> None:
     files, config = RunFiles(tmp_path), {"steps": 1, "a": 1e-4, "rlax": {"seed": 0}}
     files.put("config.json", damage)
     check_same_run(files, config_hash(config), config, ())  # there are no results yet

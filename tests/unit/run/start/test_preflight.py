@@ -117,9 +117,7 @@ def test_a_directory_need_not_exist_to_be_writable(tmp_path: Path) -> None:
         check_file_writable("k", str(tmp_path), 60)
 
 
-def test_an_os_error_at_start_is_a_message_with_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_os_error_at_start_is_a_message_with_its_key(tmp_path, monkeypatch) -> None:
     """/proc looks writable to root, and takes no file."""
     monkeypatch.chdir(tmp_path)
     for key in ("rlax.state_dir", "base_output_directory"):

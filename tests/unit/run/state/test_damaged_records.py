@@ -175,9 +175,7 @@ def test_without_an_older_checkpoint_a_run_begins_again(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("ledger", ["there", "lost"])
-def test_records_before_the_snapshot_are_not_needed(
-    killed: Path, ledger: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_before_the_snapshot_are_not_needed(killed: Path, ledger: str, caplog) -> None:
     caplog.set_level(logging.WARNING, "rlax.controller")
     cut(segment(killed, 2))
     cut(killed / journal.samples_name(3))

@@ -168,9 +168,7 @@ def test_a_full_disk_is_an_error_that_names_the_ledger(failing: str) -> None:
     assert done[-1] == ("BEGIN IMMEDIATE" if failing == "BEGIN IMMEDIATE" else "ROLLBACK")
 
 
-def test_a_transaction_of_another_process_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_of_another_process_is_waited_for(tmp_path, monkeypatch) -> None:
     path, notes = tmp_path / "ledger.sqlite", list[tuple[str, bool]]()
     quickly = functools.partial(sqlite3.connect, timeout=0.1)  # else SQLite waits for 5 s, twice
     monkeypatch.setattr(sqlite3, "connect", quickly)

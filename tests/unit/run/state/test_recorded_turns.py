@@ -123,9 +123,7 @@ def test_a_ledger_of_another_history_has_no_turns(ledger: Ledger) -> None:
     assert ledger.turns() == []
 
 
-async def test_quarantine_between_turns_ends_the_episodes_and_is_recorded_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_quarantine_between_turns_ends_the_episodes_and_is_recorded_at_once(tmp_path) -> None:
     """No later process takes up what the worker has sampled, and nothing more is sampled."""
 
     async def two_turns(prompt, played):  # type: ignore[no-untyped-def]

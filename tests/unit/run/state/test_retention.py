@@ -175,9 +175,7 @@ def test_many_are_removed_in_turns(run: RecordedSteps) -> None:
     assert turns == 6  # 285 segments, of which a turn looks at 64 or a few more
 
 
-def test_a_kill_before_the_files_are_removed_is_harmless(
-    run: RecordedSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_files_are_removed_is_harmless(run: RecordedSteps, monkeypatch) -> None:
     run.train(8)
     run.checkpoints = {2, 4, 6}
     removed: list[str] = []

@@ -36,9 +36,7 @@ def doubted(*arguments: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yml")))
-def test_every_config_of_the_project_passes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_config_of_the_project_passes(name: str, tmp_path, monkeypatch) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     converted = tmp_path / "models/smollm2-135m-instruct"  # its keys alone: no weights are read
     converted.mkdir(parents=True)

@@ -305,9 +305,7 @@ def test_a_ledger_that_another_process_has_locked() -> None:
     assert lines_of(Seen(starting), NOW)[0] == f"ledger: {locked.what}, since 12 s"
 
 
-def test_recent_losses_are_said_although_the_worker_is_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recent_losses_are_said_although_the_worker_is_back(tmp_path, capsys) -> None:
     loss = LossStatus(name="far", reason="no heartbeat for 3 s", at=time.time() - 20, count=3)
     (tmp_path / "config.yml").write_bytes(Path("tests/configs/testing.yml").read_bytes())
     now = {"at": time.time(), "pid": os.getpid()}
@@ -367,9 +365,7 @@ def in_full(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:
     return healthy, capsys.readouterr().out
 
 
-def test_damaged_files_are_findings_and_the_others_follow(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_files_are_findings_and_the_others_follow(tmp_path, capsys) -> None:
     (tmp_path / "config.yml").write_text("rlax: {of_another_version: 3}")
     (tmp_path / "status.json").write_text('{"at": "x\\n1. forged"')
     (tmp_path / "logs").mkdir()

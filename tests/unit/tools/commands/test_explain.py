@@ -108,9 +108,7 @@ def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
     assert "te_others:te_up" in both and "te_terms:te_up" in both
 
 
-def test_the_plugins_of_a_config_are_loaded_and_its_own_objective_is_explained(
-    tmp_path: Path,
-) -> None:
+def test_the_plugins_of_a_config_are_loaded_and_its_own_objective_is_explained(tmp_path) -> None:
     write(tmp_path, "te_listed", PRESET + TERM)
     config = tmp_path / "run.yml"
     config.write_text(

@@ -128,9 +128,7 @@ def test_what_cannot_be_measured_is_rejected(
     assert Path("mine.parquet").read_bytes() == b"mine"
 
 
-def test_the_result_of_a_config_needs_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_result_of_a_config_needs_a_file(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = rlax("eval", CONFIG, "--split", "train")
     assert done.exit_code == 2 and "such as eval.json or rates.parquet" in done.stderr

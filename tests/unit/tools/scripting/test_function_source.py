@@ -103,9 +103,7 @@ def test_annotations_are_kept_as_the_notebook_has_them() -> None:
     assert imported(text)["f"].__annotations__["completion"] == "Text"
 
 
-def test_types_of_fields_of_a_class_inside_the_function_are_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_types_of_fields_of_a_class_inside_the_function_are_imported(monkeypatch) -> None:
     """Pydantic evaluates them; those of the function's own arguments nobody does."""
     cell = (
         "from fractions import Fraction\nfrom typing import Optional\n"

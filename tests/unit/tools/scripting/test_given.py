@@ -110,9 +110,7 @@ def test_rewards_that_cannot_be_written_are_named(module: Any, tmp_path: Path) -
         assert caught.value.key == key
 
 
-def test_a_module_that_was_edited_or_imports_relatively_is_refused(
-    module: Any, tmp_path: Path
-) -> None:
+def test_a_module_that_was_edited_or_imports_relatively_is_refused(module: Any, tmp_path) -> None:
     path = tmp_path / "own_scores.py"
     path.write_text(MODULE.replace("return 1.0", "return 2.0"))
     with pytest.raises(ConfigError, match="import the file, again"):

@@ -100,9 +100,7 @@ def test_the_status_of_a_run_is_read_from_its_records(
     assert "there_is_no_such_module" not in sys.modules
 
 
-def test_a_running_process_is_stopped_as_by_ctrl_c(
-    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_process_is_stopped_as_by_ctrl_c(files: RunFiles, tmp_path, monkeypatch) -> None:
     script = (
         "import signal, sys, time; from pathlib import Path\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # the tests may ignore it
