@@ -14,12 +14,13 @@ from rlax_plugin.base.types import SamplingParams
 
 # Each has something that the others lack: windows, pairs, experts, scaled positions.
 FAMILIES = ("gemma2_other", "gemma3", "llama32", "mixtral_wide", "qwen3_moe")
-QUICK = ("gemma3",)
+CI = ("gemma3",)
 NEW = 16  # tokens, which go beyond each window
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.long) for f in FAMILIES]
+    "family",
+    [pytest.param(f, marks=pytest.mark.ci if f in CI else pytest.mark.long) for f in FAMILIES],
 )
 def test_greedy_tokens_and_logprobs(family: str, tmp_path: Path) -> None:
     reference = tiny_models.known(family)

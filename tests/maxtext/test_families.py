@@ -20,8 +20,8 @@ from rlax_plugin.tools.commands.export import export, find_source
 
 FAMILIES = tuple(name for name in tiny_models.FAMILIES if name != "gemma")
 # The others are tried by `make test-all`. gemma3, of eight layers, is compiled three times as long
-# as gemma2_other: test_decoded_families.py converts and generates with it, and test_rules.py takes
-# its tensors there and back.
+# as gemma2_other: in CI test_decoded_families.py converts and generates with it, and test_rules.py
+# takes its tensors there and back.
 QUICK = ("qwen2", "gemma2_other")
 # One with biases, one with reordered heads, one with experts, one in pairs; the others are scanned.
 UNSCANNED = ("qwen2", "llama3", "mixtral_wide", "gemma2")
