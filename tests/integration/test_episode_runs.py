@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from processes import finished
 from runs import CONFIG, DEADLINE_S
 
@@ -58,6 +59,7 @@ def computed(files: RunFiles) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     return batches, {name: array.tobytes() for name, array in arrays.items()}
 
 
+@pytest.mark.ci
 def test_a_trainer_killed_between_turns_goes_on_with_those_it_has(tmp_path: Path) -> None:
     """Only a process can be killed with turns in its ledger that no event has."""
     undisturbed = train(tmp_path / "undisturbed")

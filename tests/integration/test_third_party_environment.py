@@ -23,6 +23,8 @@ from rlax_plugin.run.state.read_samples import rows_of
 from rlax_plugin.testing.task import encode
 from rlax_plugin.tools.commands.audit.auditor import audit
 
+pytestmark = pytest.mark.ci
+
 PACKAGES = {name: ROOT / "tests/third_party" / name for name in ("rlax_guessing", "rlax_variety")}
 
 
