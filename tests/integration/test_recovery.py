@@ -53,10 +53,11 @@ PACKED = (
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.
-SHORT = ("samples-written:2", "segment-written:1", "checkpoint-written:1", "metrics-written:1")
+SHORT = ("segment-written:1", "checkpoint-written:1")
 CI = (
-    *("commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1", "step-trained:1"),
-    *("pilots-scored:3", "weights-published:2", "run-finished:1"),
+    *("samples-written:2", "commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1"),
+    *("step-trained:1", "pilots-scored:3", "weights-published:2", "metrics-written:1"),
+    "run-finished:1",
 )
 LONG = (
     *("config-written:1", "evaluation-begun:1", "evaluation-written:1", "ledger-written:9"),
