@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
             "eval",
             "runs/testing",
             *("--problems", "60"),
-            "rlax.rollouts.engine.latency_s=15",
+            "rlax.rollouts.engine.latency_s=5",  # which its worker waits twice before it serves
             "rlax.deadlines.drain_s=1",
         ],
         cwd=directory,
