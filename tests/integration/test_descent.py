@@ -58,10 +58,6 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert digests(new)[0] == digests(old)[2] != digests(old)[4]
     assert steps(new) == [1, 2, 3]
 
-    again = train(here, FASTER, "run_name=new", "steps=4", "--from", "runs/testing@2")
-    assert again.returncode == 0, again.stderr
-    assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
-
     shutil.copytree(old, here / "runs/other")
     status, said = read(
         capfd, "train", CONFIG, *SETTINGS, FASTER, "run_name=new", "--from", "runs/other@2"
@@ -70,14 +66,14 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
 
     assert read(capfd, "audit", "runs/new")[0] == 0
     status, said = read(capfd, "replay", "runs/new")
-    assert status == 0 and "identical: 5 versions" in said
+    assert status == 0 and "identical: 4 versions" in said
     assert read(capfd, "report", "runs/new", "--out", "page.html")[0] == 0
     assert f"Started from {old}@2" in (here / "page.html").read_text()
 
     # Its own checkpoints are enough to continue it, but not to replay it.
     shutil.rmtree(old)
-    assert train(here, FASTER, "run_name=new", "steps=5").returncode == 0
-    assert steps(new) == [1, 2, 3, 4, 5]
+    assert train(here, FASTER, "run_name=new", "steps=4").returncode == 0
+    assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
     status, said = read(capfd, "replay", "runs/new")
     assert status == 2 and f"--from = '{old}@2': no longer exists" in said
 
