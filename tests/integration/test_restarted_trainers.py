@@ -1,6 +1,5 @@
 """Workers whose trainer process is started again load the weights of the new one."""
 
-import asyncio
 from typing import Any
 
 import doors
@@ -75,34 +74,6 @@ async def test_a_parameter_server_that_outlives_the_trainer_does_not_serve_its_v
             await worker.leave()
     await store.close()
     await server.stop(None)
-
-
-async def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
-    class Slow(Counting):
-        async def load(self, version: WeightVersion) -> Loaded:
-            if version.version == 7:
-                self.begun.set()
-                await self.go.wait()
-            return await super().load(version)
-
-    settings = section()
-    engine = Slow(5)
-    engine.begun, engine.go = asyncio.Event(), asyncio.Event()
-    async with trainer(settings) as one:
-        await one.publish(7)
-        worker = Worker("w", engine, settings, one.address)
-        await engine.begun.wait()
-    async with trainer(settings, port=port_of(one)) as two:
-        versions = two.became_ready
-        await until(lambda: two.held("w") == -1)
-        engine.go.set()
-        seen = two.fleet.workers["w"].last_seen
-        await until(lambda: two.fleet.workers["w"].last_seen > seen + 0.3)
-        assert two.held("w") == -1
-        await two.publish(2, restart=True)
-        await until(lambda: two.held("w") == 2)
-        assert versions == [2]
-        await worker.leave()
 
 
 async def test_a_mismatch_ends_the_worker_also_if_its_trainer_is_restarted_meanwhile():
