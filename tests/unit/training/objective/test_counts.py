@@ -63,15 +63,17 @@ def laid_out(
     return arrays["logprobs"], data
 
 
-def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], list[dict[str, np.ndarray]]]:
-    case = {
-        "aggregation": str(rng.choice(NAMES)),
-        "count": str(rng.choice(["trained", "kept"])),
-        "kl_aggregation": str(rng.choice(["", *NAMES])),
-        "weighted": bool(rng.integers(2)),
-        "packed": bool(rng.integers(2)),
-        "parts": int(rng.integers(1, 3)),
-    }
+def chosen(number: int) -> dict[str, Any]:
+    """Any two values of a case meet in the first twenty cases; the next ones have other bits."""
+    turn, pair = divmod(number, 20)
+    kl, own = divmod(pair, 4)
+    sums = (own + kl, (own + kl) // 2, own + kl // 2, own // 2 + kl // 2)
+    kept, weighted, packed, cut = (bool((n ^ turn >> i) & 1) for i, n in enumerate(sums))
+    case = {"aggregation": NAMES[own], "kl_aggregation": ("", *NAMES)[kl], "weighted": weighted}
+    return case | {"count": "kept" if kept else "trained", "packed": packed, "parts": 1 + cut}
+
+
+def drawn(rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
     sequences = []
     for _ in range(6):
         behaviour = -rng.exponential(1.0, rng.integers(1, LONGEST + 1))
@@ -81,13 +83,13 @@ def drawn(rng: np.random.Generator) -> tuple[dict[str, Any], list[dict[str, np.n
         names = ("logprobs", "behaviour", "reference", "advantage")
         every = (logprobs, behaviour, reference, advantage)
         sequences.append({n: np.float32(x) for n, x in zip(names, every, strict=True)})
-    return case, sequences
+    return sequences
 
 
 @pytest.mark.property
-@pytest.mark.parametrize("seed", range(examples(50)))
-def test_the_loss_of_an_update_against_numpy(seed: int) -> None:
-    case, sequences = drawn(np.random.default_rng(seed))
+@pytest.mark.parametrize("number", range(examples(20)))
+def test_the_loss_of_an_update_against_numpy(number: int) -> None:
+    case, sequences = chosen(number), drawn(np.random.default_rng(number))
     kl: dict[str, Any] = {"coefficient": BETA, "weighted": case["weighted"]}
     if case["kl_aggregation"]:
         kl["aggregation"] = {"name": case["kl_aggregation"]}
