@@ -7,9 +7,11 @@ from contextlib import ExitStack
 
 import command_line
 import processes
+import pytest
 from runs import DEADLINE_S, Run, free_port
 
 
+@pytest.mark.ci
 def test_workers_with_other_engines_and_slots_join_a_running_fleet_and_leave_it(tmp_path):
     """Each is a process in another directory, which has nothing but the controller's address."""
     run = Run(
