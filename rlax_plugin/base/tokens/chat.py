@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.base.errors import RlaxError
-from rlax_plugin.base.tokens.rendering import RenderError, RenderLimits, Template, rendered
+from rlax_plugin.base.tokens.rendering import (
+    RenderError,
+    RenderLimits,
+    Template,
+    TurnsError,
+    rendered,
+    rendered_turns,
+)
 
 TOGETHER = 6
 """The factor by which the time limit of many conversations exceeds that of one."""
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _ANSWER = "sampled7answer"  # stands for what was sampled, in conversations that are tried
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+_REASONING = "reasoning_content"  # key of a message, which templates read
 _LAST = 64  # tokens of an answer that its end is looked for in
 _BEFORE = {"role": "user", "content": "question"}
 _EARLIER = (_BEFORE, {"role": "assistant", "content": "earlier"})
@@ -26,6 +36,19 @@ _SYSTEM = {"role": "system", "content": "system"}
 
 Message = Mapping[str, Any]
 """One message of a chat: ``role``, ``content``, and other keys that the template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A text to train on, of which only some tokens train.
+
+    Attributes:
+      tokens: all of them.
+      spans: of each answer that trains, the place of its first token and that behind its last.
+    """
+
+    tokens: list[int]
+    spans: list[tuple[int, int]]
 
 
 class ChatTemplateError(RlaxError, ValueError):
@@ -100,20 +123,152 @@ class ChatTemplate:
         generation_prompt: bool,
         limit_s: float,
     ) -> list[list[int]]:
+        template = self._usable()
+        checked = [[_checked(message) for message in messages] for messages in conversations]
+        if not all(checked):
+            raise ValueError("a conversation has at least one message")
+        try:
+            return rendered(template, checked, generation_prompt, limit_s)
+        except RenderError as error:
+            raise ChatTemplateError(self._file, f"failed: {error}") from error
+
+    def _usable(self) -> Template:
         if self._template is None:
             raise ChatTemplateError(
                 self._file, "is missing: chat_template.jinja, or chat_template in tokenizer_config"
             )
-        checked = [[_checked(message) for message in messages] for messages in conversations]
-        if not all(checked):
-            raise ValueError("a conversation has at least one message")
         render = self._fast.apply_chat_template
         if "sanitize_control_tokens" not in inspect.signature(render).parameters:
             raise ChatTemplateError(self._file, "needs transformers 5.20 or newer")  # else ignored
+        return self._template
+
+    def demonstration(
+        self,
+        messages: Sequence[Message],
+        turns: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Demonstration:
+        """Returns the tokens of a conversation, with those of some of its answers.
+
+        An answer's tokens are those that a policy would sample there: they begin behind the
+        generation prompt and end with the token that ends an answer (``end_id``); what the
+        template writes behind it, such as a newline, is not one of them. Nothing is guessed: the
+        tokens of the conversation before an answer, with a generation prompt, and those up to its
+        end have to be beginnings of the tokens of the whole conversation.
+
+        Args:
+          messages: the whole conversation.
+          turns: indices of answers of the assistant, ascending.
+          tools: descriptions of the tools, as JSON schemas, which the template gets.
+
+        Raises:
+          ChatTemplateError: see ``render``; the template writes an earlier turn otherwise when
+            the conversation goes on; an answer does not begin or end between two tokens; or
+            ``{% generation %}`` in the template marks other tokens.
+          ValueError: these are not valid messages.
+        """
+        template = self._usable()
+        checked = [self._with_reasoning(_checked(message)) for message in messages]
+        if not turns or turns[0] == 0:
+            raise ValueError("an answer to train on follows a message")
+        for turn in turns:
+            self._check_spelled(turn, checked[turn].get("content"))
         try:
-            return rendered(self._template, checked, generation_prompt, limit_s)
+            found = rendered_turns(template, checked, turns, tools, self.limits.render_s)
+        except TurnsError as error:
+            raise ChatTemplateError(self._file, str(error)) from error
         except RenderError as error:
             raise ChatTemplateError(self._file, f"failed: {error}") from error
+        spans = [(begin, self._end_of(found.tokens, begin, end)) for begin, end in found.spans]
+        for turn, (begin, end) in zip(turns, spans, strict=True):
+            if begin == end:
+                raise ChatTemplateError(self._file, f"writes nothing for message {turn + 1}")
+        if found.marked is not None:
+            every = [i for i, message in enumerate(checked) if message["role"] == "assistant"]
+            whole = (0, len(found.tokens)) if list(turns) == every else None
+            self._check_marked(set(found.marked), turns, spans, found.spans, whole)
+        return Demonstration(found.tokens, spans)
+
+    @cached_property
+    def _source(self) -> str:
+        """The template's text; of several, all of them."""
+        source = self._fast.chat_template
+        return source if isinstance(source, str) else "\n".join(source.values())
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Moves reasoning from the content to its own key, for a template that reads that.
+
+        Tags in a content are texts, and not the tokens that the template writes around reasoning.
+        """
+        content = message.get("content")
+        if (
+            message["role"] != "assistant"
+            or _REASONING in message
+            or _REASONING not in self._source
+        ):
+            return message
+        if not isinstance(content, str) or not (found := _THOUGHT.fullmatch(content)):
+            return message
+        thought, answer = found.groups()
+        return {**message, _REASONING: thought.strip("\n"), "content": answer.lstrip("\n")}
+
+    def _check_spelled(self, turn: int, content: Any) -> None:
+        """Refuses an answer that spells a token of the template, such as ``<tool_call>``.
+
+        A special token in a text is meant as text. One that is not special, such as that of a
+        tool's call, is more likely meant as the token, and would be trained as other tokens.
+        """
+        for added in self._fast.added_tokens_decoder.values():
+            text = added.content
+            if not added.special and text.strip() and text in str(content) and text in self._source:
+                raise ChatTemplateError(
+                    self._file,
+                    f"writes {text} itself, so in the content of message {turn + 1} it is plain "
+                    f"text: write calls of tools as tool_calls, and reasoning as {_REASONING}",
+                )
+
+    def _end_of(self, tokens: Sequence[int], begin: int, end: int) -> int:
+        """Returns the place behind the token that ends an answer; ``end`` if there is none."""
+        ending = self._end_id
+        return next((i + 1 for i in range(end - 1, begin, -1) if tokens[i] == ending), end)
+
+    def _check_marked(
+        self,
+        marked: set[int],
+        turns: Sequence[int],
+        spans: Sequence[tuple[int, int]],
+        rendered_spans: Sequence[tuple[int, int]],
+        whole: tuple[int, int] | None,
+    ) -> None:
+        """Compares with the tokens that ``{% generation %}`` marks.
+
+        Args:
+          marked: their places.
+          spans: of the answers.
+          rendered_spans: the same with what the template writes behind an answer.
+          whole: the conversation, if each of its answers is in ``spans``.
+
+        Raises:
+          ChatTemplateError: it marks others.
+        """
+        for turn, (begin, end), (_, behind) in zip(turns, spans, rendered_spans, strict=True):
+            if marked.isdisjoint(range(end, behind)):
+                behind = end
+            ours = set(range(begin, behind))
+            if not ours <= marked:
+                missing = min(ours - marked) - begin + 1
+                raise ChatTemplateError(
+                    self._file,
+                    f"has {{% generation %}} around other tokens of message {turn + 1}: not around "
+                    f"number {missing} of its {end - begin}",
+                )
+            marked = marked - ours
+        if whole and marked:
+            raise ChatTemplateError(
+                self._file,
+                f"has {{% generation %}} around token {min(marked) + 1} of {whole[1]}, which is of "
+                "no answer",
+            )
 
     @cached_property
     def _ending(self) -> list[int]:
@@ -122,6 +277,10 @@ class ChatTemplate:
 
     def end_id(self) -> int | None:
         """Returns the special token with which the template ends an answer; None without one."""
+        return self._end_id
+
+    @cached_property
+    def _end_id(self) -> int | None:
         special = {i for i, one in self._fast.added_tokens_decoder.items() if one.special}
         try:
             ending = self._ending

@@ -90,13 +90,64 @@ def rendered(
       RenderError: the template raised something, or needed more than its limits.
       ValueError: JSON cannot hold a message.
     """
+    asked = {"prompt": generation_prompt, "given": conversations}
+    return _answered(template, asked, limit_s)["tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedTurns:
+    """A whole conversation, with the tokens that some of its messages take.
+
+    Attributes:
+      tokens: of the whole conversation.
+      spans: for each of the messages, its first token and the one behind its last.
+      marked: places of the tokens that the template's ``{% generation %}`` marks; None if it
+        has none, or the conversation spells special tokens, with which it cannot be asked.
+    """
+
+    tokens: list[int]
+    spans: list[tuple[int, int]]
+    marked: list[int] | None
+
+
+class TurnsError(RlaxError):
+    """A conversation does not tell the tokens of its answers; says why, but not which template."""
+
+
+def rendered_turns(
+    template: Template,
+    messages: Sequence[Mapping[str, Any]],
+    turns: Sequence[int],
+    tools: Sequence[Mapping[str, Any]],
+    limit_s: float,
+) -> RenderedTurns:
+    """Returns the tokens of a conversation, and those of some of its answers in it.
+
+    An answer begins behind the messages before it with a generation prompt, and ends where the
+    conversation ends if nothing follows it. Both have to be beginnings of the whole conversation.
+
+    Args:
+      turns: indices of the answers, ascending; the first message is none.
+      tools: descriptions of tools, as JSON schemas; () if there are none.
+
+    Raises:
+      TurnsError: the conversation up to an answer is no beginning of the whole one.
+      RenderError, ValueError: see ``rendered``.
+    """
+    asked = {"given": messages, "turns": turns, "tools": tools}
+    answer = _answered(template, asked, limit_s)
+    if "differs" in answer:
+        raise TurnsError(answer["differs"])
+    spans = [(begin, end) for begin, end in answer["spans"]]
+    return RenderedTurns(answer["tokens"], spans, answer["marked"])
+
+
+def _answered(template: Template, asked: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    limits = {"limit_s": limit_s, "memory_bytes": template.limits.memory_bytes}
     try:
-        given = json.dumps(conversations)
+        line = json.dumps({"number": template.number, "limits": limits, **asked}) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"a message cannot be written as JSON: {error}") from None
-    number, prompt = template.number, json.dumps(generation_prompt)
-    limits = json.dumps({"limit_s": limit_s, "memory_bytes": template.limits.memory_bytes})
-    line = f'{{"number": {number}, "limits": {limits}, "prompt": {prompt}, "given": {given}}}\n'
     with _LOCK:
         try:
             answer = _PROCESS.ask(template, line.encode(), limit_s)
@@ -107,7 +158,7 @@ def rendered(
                 raise RenderError(str(error)) from None
     if "error" in answer:
         raise RenderError(answer["error"])
-    return answer["tokens"]
+    return answer
 
 
 class _NotToBlameError(Exception):

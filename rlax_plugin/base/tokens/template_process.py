@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import time
@@ -22,6 +23,7 @@ from rlax_plugin.base.tokens.tokenizer import load_fast
 
 _IDLE_S = 600.0
 _MOST_TOKENS = 1 << 24  # of all conversations of a line
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _UNLIMITED = resource.RLIM_INFINITY
 
 Loaded = dict[int, tuple[Any, dict[str, Any]]]
@@ -41,22 +43,64 @@ def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
     fast, arguments = loaded[asked["number"]]
     _limit(**asked["limits"])
     try:
-        found = fast.apply_chat_template(
-            asked["given"],
-            add_generation_prompt=asked["prompt"],
-            return_dict=False,
-            sanitize_control_tokens=True,
-            **arguments,
-        )
+        if "turns" in asked:
+            found = _turns(fast, arguments, asked)
+        else:
+            found = {"tokens": _tokens(fast, arguments, asked["given"], asked["prompt"])}
     except MemoryError:
-        found = None
+        return {"error": f"it needs more than {asked['limits']['memory_bytes'] >> 20} MB"}
     finally:
         _unlimit()
-    if found is None:
-        return {"error": f"it needs more than {asked['limits']['memory_bytes'] >> 20} MB"}
+    return found
+
+
+def _tokens(
+    fast: Any, arguments: dict[str, Any], conversations: list[Any], prompt: bool
+) -> list[list[int]]:
+    """Returns the tokens of conversations; texts that spell special tokens stay texts.
+
+    Raises:
+      ValueError: they have too many tokens; and whatever a template raises.
+    """
+    found = fast.apply_chat_template(
+        conversations,
+        add_generation_prompt=prompt,
+        return_dict=False,
+        sanitize_control_tokens=True,
+        **arguments,
+    )
     if sum(map(len, found)) > _MOST_TOKENS:
-        return {"error": f"it writes more than {_MOST_TOKENS} tokens"}
-    return {"tokens": found}
+        raise ValueError(f"it writes more than {_MOST_TOKENS} tokens")
+    return found
+
+
+def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tokens of a conversation and of some of its answers; see ``rendered_turns``."""
+    messages, turns, tools = asked["given"], asked["turns"], asked["tools"]
+    arguments = {**arguments, "tools": tools} if tools else arguments
+    # One list for all that ends without a generation prompt: they are encoded in parallel.
+    whole, *ended = _tokens(fast, arguments, [messages, *(messages[: i + 1] for i in turns)], False)
+    begun = _tokens(fast, arguments, [messages[:i] for i in turns], True)
+    decode = fast.backend_tokenizer.decode
+    text = decode(whole, skip_special_tokens=False)
+    for turn, before, through in zip(turns, begun, ended, strict=True):
+        for part, where in ((before, "before"), (through, "up to")):
+            if whole[: len(part)] == part:
+                continue
+            at = f"{where} message {turn + 1}"
+            if text.startswith(decode(part, skip_special_tokens=False)):
+                return {"differs": f"has no boundary of tokens {at}, where the text goes on"}
+            return {"differs": f"writes the conversation {at} otherwise than in the whole one"}
+    spans = [[len(before), len(through)] for before, through in zip(begun, ended, strict=True)]
+    marked = None
+    if _MARKS.search(fast.get_chat_template(None, tools or None)):
+        found = fast.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True, **arguments
+        )
+        # Special tokens that messages spell become such tokens here.
+        if found["input_ids"] == whole:
+            marked = [place for place, marks in enumerate(found["assistant_masks"]) if marks]
+    return {"tokens": whole, "spans": spans, "marked": marked}
 
 
 def _limit(limit_s: float, memory_bytes: int) -> None:
