@@ -48,6 +48,8 @@ def _run(asked: dict[str, Any], lines: Lines) -> None:
         ),
         max_tokens=asked["max_tokens"],
     )
+    if asked["turns"]:
+        source = source.of_demonstrations(asked["turns"], asked["max_tokens"])
     gc.freeze()  # what was imported lives on: collections need not look at it
     prepare(source, Path(asked["directory"]), asked["identity"], tell)
 

@@ -40,14 +40,14 @@ class Row(NamedTuple):  # there are millions of them
 
     Attributes:
       place: location of the row, for messages.
-      question: a text, or all messages before the policy's answer.
+      question: a text, or all messages before the policy's answer; or a demonstration.
       text: text of the question; for messages, text of all of them.
       metadata: as JSON.
       bytes: size of question, reference and metadata together.
     """
 
     place: str
-    question: str | Sequence[Message]
+    question: Any
     text: str
     reference: str
     metadata: Mapping[str, Any]
@@ -137,7 +137,7 @@ class Columns:
             )
         if not self._chat:
             raise BrokenRowError(f"has messages in {self.question!r}, which need chat: true")
-        messages = [_message(one, self.question) for one in found]
+        messages = [message_of(one, self.question) for one in found]
         if not messages or messages[-1]["role"] == "assistant":
             raise BrokenRowError(
                 f"has messages in {self.question!r} that do not end with a question: the last one "
@@ -182,11 +182,22 @@ def _text_of(value: Any, column: str) -> str:
     raise BrokenRowError(f"has {shown} in {column!r}, which must be a text or a number")
 
 
-def _message(one: Any, column: str) -> dict[str, Any]:
+def message_of(one: Any, column: str, may_call: bool = False) -> dict[str, Any]:
+    """A message of a row, without keys whose value is None.
+
+    Args:
+      may_call: True: the assistant's may have calls of tools instead of a content.
+
+    Raises:
+      BrokenRowError: it is none.
+    """
     if isinstance(one, Mapping):
-        role, content = one.get("role"), one.get("content")
-        if isinstance(role, str) and _ROLE.fullmatch(role) and isinstance(content, str):
-            return {key: value for key, value in one.items() if value is not None}
+        found = {key: value for key, value in one.items() if value is not None}
+        role, content = found.get("role"), found.get("content")
+        calls = may_call and role == "assistant" and found.get("tool_calls")
+        has_content = isinstance(content, str) or (content is None and calls)
+        if isinstance(role, str) and _ROLE.fullmatch(role) and has_content:
+            return found
     shown = one_line(repr(one), 40)
     raise BrokenRowError(f"has {shown} in {column!r}: a message has a role and a content of text")
 

@@ -21,7 +21,14 @@ import pyarrow as pa
 
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.text.harmless import harmless, one_line
+from rlax_plugin.base.tokens.chat import Demonstration
 from rlax_plugin.data.prompts.config import KEY, MANIFEST, TRAIN
+from rlax_plugin.data.prompts.conversations import (
+    Continuation,
+    Conversation,
+    ConversationColumns,
+    encoded,
+)
 from rlax_plugin.data.prompts.row_columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.data.prompts.table import ELSEWHERE, Skipped
 from rlax_plugin.data.prompts.text_source import prompt_id
@@ -43,6 +50,7 @@ SCHEMA = pa.schema(
         ("metadata", pa.string()),
         ("place", pa.string()),
         ("domain", pa.int16()),
+        ("trained", pa.list_(pa.int32())),  # of a demonstration: begin, end, begin, end, ...
     ]
 )
 _BYTES = 32 << 20  # of one record batch
@@ -103,14 +111,14 @@ class _Preparing:
         }
         self._asked: dict[bytes, str] = {}  # question -> split, of all splits but training
         self._known: set[bytes] = set()  # question and reference
-        self._columns: Columns | None = None
+        self._columns: Columns | ConversationColumns | None = None
 
     def read(self, split: str) -> None:
         rows = self._new(split, self._usable(split))
         for together in itertools.batched(rows, _TOGETHER):
             questions = [row.question for _, row in together]
-            encoded = self._encoded(questions)
-            for (target, row), tokens in zip(together, encoded, strict=True):
+            texts = self._encoded(questions)
+            for (target, row), tokens in zip(together, texts, strict=True):
                 self._add(target, row, tokens)
 
     def _usable(self, split: str) -> Iterator[Row]:
@@ -124,13 +132,19 @@ class _Preparing:
                     raise BrokenRowError(found.what)
                 if self._columns is None:
                     names = list(found)
-                    self._columns = Columns(self._config, self._source.chat, names)
+                    self._columns = self._columns_of(names)
                 row = self._columns.take(place, found)
             except BrokenRowError as error:
                 self._broken(split, place, str(error))
                 continue
             yield row
         self._tell(split, number)
+
+    def _columns_of(self, names: list[str]) -> Columns | ConversationColumns:
+        chat, turns = self._source.chat, self._source.turns
+        if turns:
+            return ConversationColumns(self._config, chat, turns, names)
+        return Columns(self._config, chat, names)
 
     def _new(self, split: str, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:
         """(split that it belongs to, row) of rows that did not occur before."""
@@ -164,8 +178,10 @@ class _Preparing:
                 return split
         return TRAIN
 
-    def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | str]:
+    def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | Demonstration | str]:
         """For each question its tokens, or its defect in words."""
+        if self._source.turns:
+            return [self._demonstration(question) for question in questions]
         most = _TOKENS * self._source.max_tokens
         if all(not isinstance(q, str) or len(q) <= most for q in questions):
             try:
@@ -183,7 +199,16 @@ class _Preparing:
                 found.append(f"cannot be encoded: {one_line(str(error), 300)}")
         return found
 
-    def _add(self, split: str, row: Row, tokens: list[int] | str) -> None:
+    def _demonstration(self, question: Conversation | Continuation) -> Demonstration | str:
+        try:
+            return encoded(self._source.tokenizer, question)
+        except (RlaxError, ValueError) as error:
+            return f"cannot be trained on: {one_line(str(error), 500)}"
+
+    def _add(self, split: str, row: Row, tokens: list[int] | Demonstration | str) -> None:
+        spans: list[tuple[int, int]] = []
+        if isinstance(tokens, Demonstration):
+            tokens, spans = tokens.tokens, tokens.spans
         if isinstance(tokens, str):
             self._broken(split, row.place, tokens)
             return
@@ -192,11 +217,12 @@ class _Preparing:
             return
         if len(tokens) > (most := self._source.max_tokens):
             more = f"more than {most:,} tokens"
-            self._skip(split, TOO_LONG, row.place, f"its question has {more}")
+            what = "it" if spans else "its question"
+            self._skip(split, TOO_LONG, row.place, f"{what} has {more}")
             return
         chat, system = self._source.chat, self._config.system
         found = prompt_id(chat, system, row.text, row.reference, row.metadata)
-        self._writers[split].add(found, tokens, row)
+        self._writers[split].add(found, tokens, row, spans)
 
     def _broken(self, split: str, place: str, what: str) -> None:
         if self._config.broken == "error":
@@ -240,12 +266,21 @@ class TableWriter:
         self._batch_rows = batch_rows
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
-        self._rows: list[tuple[bytes, list[int], Row, int]] = []
+        self._rows: list[tuple[bytes, list[int], Row, int, list[int]]] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._domains: dict[str, int] = {}
 
-    def add(self, prompt_id: bytes, tokens: list[int], row: Row) -> None:
-        """Adds a prompt.
+    def add(
+        self,
+        prompt_id: bytes,
+        tokens: list[int],
+        row: Row,
+        spans: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Adds a prompt, or a demonstration.
+
+        Args:
+          spans: see ``Demonstration``.
 
         Raises:
           ValueError: there are too many domains.
@@ -253,7 +288,7 @@ class TableWriter:
         domain = self._domains.setdefault(row.domain, len(self._domains))
         if domain >= _MOST_DOMAINS:
             raise ValueError(f"more than {_MOST_DOMAINS:,} domains")
-        self._rows.append((prompt_id, tokens, row, domain))
+        self._rows.append((prompt_id, tokens, row, domain, [*itertools.chain(*spans)]))
         self._count += 1
         self._bytes += row.bytes + 4 * len(tokens)
         if len(self._rows) == self._batch_rows or self._bytes >= _BYTES:
@@ -262,7 +297,7 @@ class TableWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        ids, tokens, rows, domains = zip(*self._rows, strict=True)
+        ids, tokens, rows, domains, trained = zip(*self._rows, strict=True)
         self._rows, self._bytes = [], 0
         offsets_n = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
         values_t = np.fromiter(itertools.chain.from_iterable(tokens), "<i4", offsets_n[-1])
@@ -270,6 +305,8 @@ class TableWriter:
         for own_id, start, end in zip(ids, places[:-1], places[1:], strict=True):
             length = (end - start).to_bytes(4, "little")
             self._digest.update(own_id + length + values_t[start:end].tobytes())
+        if any(trained):
+            self._digest.update(json.dumps(trained).encode())
         columns = (
             ids,
             pa.ListArray.from_arrays(pa.array(offsets_n), pa.array(values_t)),
@@ -278,6 +315,7 @@ class TableWriter:
             [row.metadata_json for row in rows],
             _harmless_all([row.place for row in rows]),
             domains,
+            trained,
         )
         arrays = [
             found if isinstance(found, pa.Array) else pa.array(found, one.type)

@@ -7,6 +7,7 @@ again by a hash of everything that decides it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -31,6 +32,7 @@ from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.data.prompts.config import KEY, MANIFEST, TRAIN, DatasetConfig
+from rlax_plugin.data.prompts.conversations import Turns, check_options
 from rlax_plugin.data.prompts.prompt_files import identify
 from rlax_plugin.data.prompts.row_columns import BrokenRow
 from rlax_plugin.data.prompts.table import PromptTable, Skipped
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from rlax_plugin.ports.protocols import BuildContext
 
 
-_FORMAT = 1  # of what is prepared: another number, and it is prepared anew
+_FORMAT = 2  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
 _END_S = 10.0  # until a process that says nothing more has ended
 Progress = Callable[[str, int], None]
@@ -66,12 +68,14 @@ class DatasetSource(TextSource):
 
     Attributes:
       prepare: makes the tables of all splits, once.
+      turns: the answers that train, if the rows are demonstrations; None: they are prompts.
 
     Raises:
       ConfigError: the tokenizer has no chat template, and the config wants a chat.
     """
 
     config: Any
+    turns: Turns | None = None
 
     def __init__(
         self,
@@ -118,6 +122,25 @@ class DatasetSource(TextSource):
             deadline_s=section.deadlines.prompts_s,
             progress=context.progress,
         )
+
+    def of_demonstrations(self, turns: Turns, longest: int) -> Self:
+        """This source with its rows read as demonstrations, whole conversations to train on.
+
+        A row has ``messages``, or ``prompt`` and ``completion``; ``PromptTable.spans_at`` says
+        which tokens train.
+
+        Args:
+          turns: the answers that train.
+          longest: tokens of the longest demonstration; longer ones are left out and counted.
+
+        Raises:
+          ConfigError: the config has an option that only prompts have.
+        """
+        check_options(self.config)
+        other = copy.copy(self)
+        other.turns, other.max_tokens = turns, longest
+        other._tables, other._lock = None, threading.Lock()
+        return other
 
     def rows(self, split: str) -> Iterator[tuple[str, Mapping[str, Any] | BrokenRow]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The rows of a split of ``config.read_splits``, in a fixed order.
@@ -278,6 +301,7 @@ def _request(source: DatasetSource) -> dict[str, Any]:
             "arguments": dict(source.config.template_arguments),
         },
         "max_tokens": source.max_tokens,
+        "turns": source.turns,
         "identity": source.identity(),
     }
 

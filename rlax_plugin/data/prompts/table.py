@@ -307,6 +307,11 @@ class PromptTable(Sequence[Prompt]):
         """The location of a prompt in the dataset."""
         return self._table.column("place")[self._row(index)].as_py()
 
+    def spans_at(self, index: int) -> list[tuple[int, int]]:
+        """The tokens of a demonstration that train: (first, one behind the last) of each answer."""
+        flat = self._table.column("trained")[self._row(index)].as_py()
+        return list(zip(flat[::2], flat[1::2], strict=True))
+
     def find(self, prompt_id: str) -> int | None:
         """The index of the first prompt with this id; None if there is none."""
         try:
