@@ -30,7 +30,7 @@ from rlax_plugin.base.processes.python import python_command
 from rlax_plugin.base.text.amounts import in_bytes
 from rlax_plugin.base.text.harmless import harmless, one_line, storable
 from rlax_plugin.base.text.secrets import learn_secrets, names_secret
-from rlax_plugin.base.tokens.chat import ChatTemplateError
+from rlax_plugin.base.tokens.chat import ChatTemplateError, Demonstration
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
 
 # Records.

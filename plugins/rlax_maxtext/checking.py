@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_maxtext.config_agreement import answered_prompts, check_shapes, given_config
+from rlax_maxtext.config_agreement import (
+    Demonstrations,
+    check_examples,
+    check_shapes,
+    given_config,
+)
 from rlax_maxtext.options import (
+    DATA,
     HUGE_LEARNING_RATE,
     TrainerOptions,
     WarmStart,
@@ -57,11 +63,12 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     warm = options.warm_start
     if warm.enabled:
         check_directory(warm, context)
-        if not warm.directory:
-            answered_prompts(context)
+    data = check_examples(context, warm)
     check_vocabulary(config, context)
+    if data is not None:
+        check_tokenizer(config, data.source.tokenizer, data.name, DATA)
     return CheckResult(
-        says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
+        says=_says(config, section, needed.parameters, devices) | _says_of_start(warm, data),
         memory=_memory(config, context, warm, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
@@ -128,7 +135,7 @@ def check_vocabulary(config: Config, context: BuildContext) -> None:
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source = context.part("prompt_source", choice, key)
     if (tokenizer := source.tokenizer) is not None:
-        _check_tokenizer(config, tokenizer, choice.name)
+        check_tokenizer(config, tokenizer, choice.name, key)
         return
     ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]
     largest = max([*ids, *source.stop_ids], default=0)
@@ -137,8 +144,13 @@ def check_vocabulary(config: Config, context: BuildContext) -> None:
         raise ConfigError("vocab_size", config.vocab_size, reason)
 
 
-def _check_tokenizer(config: Config, tokenizer: Tokenizer, source: str) -> None:
-    key, model = "rlax.prompt_source", str(config.tokenizer_path)
+def check_tokenizer(config: Config, tokenizer: Tokenizer, source: str, key: str) -> None:
+    """Compares the tokenizer of a source, chosen under ``key``, with the model's.
+
+    Raises:
+      ConfigError: they differ.
+    """
+    model = str(config.tokenizer_path)
     if tokenizer.size > config.vocab_size:
         if (first := config.load_parameters_path or config.load_full_state_path) != "":
             raise ConfigError(
@@ -182,14 +194,22 @@ def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -
     }
 
 
-def _says_of_start(warm: WarmStart) -> dict[str, str]:
+def _says_of_start(warm: WarmStart, data: Demonstrations | None) -> dict[str, str]:
     if not warm.enabled:
         return {}
     if warm.directory:
         return {"warm start": f"the finished one in {warm.directory}"}
+    if data is not None:
+        left_out = [f"{one.count:,} {reason}" for reason, one in data.train.skipped.items()]
+        return {
+            "warm start": f"supervised, {len(data.train):,} demonstrations"
+            + (f" (left out: {', '.join(left_out)})" if left_out else "")
+            + f", {warm.epochs} epoch(s) in steps of {warm.batch_rows} rows, learning_rate "
+            f"{warm.learning_rate:g}"
+        }
     below = "" if warm.required else "; RL starts also below it"
     return {
-        "warm start": f"supervised, at most {warm.steps:,} steps, until pass@1 on held-out "
+        "warm start": f"supervised, at most {warm.most_steps:,} steps, until pass@1 on held-out "
         f"problems is {warm.pass_at_1_from:g}{below}"
     }
 

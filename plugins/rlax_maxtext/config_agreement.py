@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from rlax_plugin.api import BuildContext, ConfigError, PromptSource, ResolvedConfig, RlaxSection
+from rlax_maxtext.options import DATA, WarmStart, of_data
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    DatasetSource,
+    PromptSource,
+    PromptTable,
+    ResolvedConfig,
+    RlaxSection,
+)
 
 _HELD_OUT = "validation"
 
@@ -45,6 +55,54 @@ def answered_prompts(context: BuildContext) -> PromptSource:
         )
         raise ConfigError("rlax.trainer.warm_start.enabled", True, f"must be false: {lacks}")
     return source
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """The demonstrations of a supervised training.
+
+    Attributes:
+      name: of their source.
+      train: those to train on.
+      held_out: the split validation, on which the loss is measured; None if there is none.
+    """
+
+    name: str
+    source: DatasetSource
+    train: PromptTable
+    held_out: PromptTable | None
+
+
+def demonstrations(context: BuildContext, warm: WarmStart) -> Demonstrations:
+    """Reads the demonstrations that the config names; the first time takes as long as their data.
+
+    Raises:
+      ConfigError: they cannot be read, or cannot be trained on; names the file and the row.
+      RlaxError: they cannot be prepared.
+    """
+    assert warm.data is not None
+    with of_data():
+        source = context.part("prompt_source", warm.data, DATA)
+        if not isinstance(source, DatasetSource):
+            reason = "must be a source over a data set, such as jsonl, parquet, hf or tfds"
+            raise ConfigError(f"{DATA}.name", warm.data.name, reason)
+        source = source.of_demonstrations(warm.turns, context.section.row_tokens + 1)
+        held_out = source.prompts(_HELD_OUT) if _HELD_OUT in source.splits else None
+        return Demonstrations(warm.data.name, source, source.prompts("train"), held_out)
+
+
+def check_examples(context: BuildContext, warm: WarmStart) -> Demonstrations | None:
+    """Reads what a supervised training would train on; None: right answers, or it has ended.
+
+    Raises:
+      ConfigError, RlaxError: see ``answered_prompts`` and ``demonstrations``.
+    """
+    if not warm.enabled or warm.directory:
+        return None
+    if warm.data is not None:
+        return demonstrations(context, warm)
+    answered_prompts(context)
+    return None
 
 
 def check_rows(config: Any, section: RlaxSection) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +13,7 @@ from maxtext_overrides.trainer import first_weights
 from rlax_plugin.api import (
     BuildContext,
     CheckResult,
+    Choice,
     ConfigError,
     NonNegativeInt,
     PathText,
@@ -21,27 +23,55 @@ from rlax_plugin.api import (
 )
 
 KEY = "rlax.trainer"
+DATA = f"{KEY}.warm_start.data"
+"""Key of the demonstrations."""
+
+
+_STEPS = 2000
+_OF_ANSWERS = ("pass_at_1_from", "pass_at_1_to", "required", "train_problems", "train_every")
 
 
 class WarmStart(Section):
-    """Supervised training before RL by MaxText's ordinary loop, until pass@1 is in a range."""
+    """Supervised training before RL by MaxText's ordinary loop.
+
+    With data it trains on demonstrations, for some epochs; without, on the right answers of the
+    prompts, until pass@1 is in a range.
+    """
 
     enabled: bool = Field(
         default=False,
-        description="true: before RL, train the model on right answers. The prompt source must "
-        "provide them: arithmetic and sources of texts do, one of your own needs a method "
-        "answer_tokens and an attribute pad_id",
+        description="true: before RL, train the model on data, or without data on right answers. "
+        "The prompt source must provide these: arithmetic and sources of texts do, one of your own "
+        "needs a method answer_tokens and an attribute pad_id",
     )
-    steps: PositiveInt = Field(
-        default=2000,
-        description="largest number of supervised steps; the run stops with an error if pass@1 is "
-        "still below pass_at_1_from then, see required",
+    data: Choice | None = Field(
+        default=None,
+        description="demonstrations to train on: jsonl, parquet, hf or tfds with its options, as "
+        "rlax.prompt_source has them, such as {name: jsonl, path: mine.jsonl}. A row has messages, "
+        "or prompt and completion, and maybe tools. Those that are longer than max_target_length + "
+        "1 tokens are left out and counted. null: right answers of the prompts",
+    )
+    turns: Literal["all", "last"] = Field(
+        default="all",
+        description="the assistant's messages of data that train: all, or the last one of each "
+        "conversation, as it must be with a chat template that changes earlier messages",
+    )
+    epochs: PositiveInt = Field(default=1, description="number of passes over data")
+    steps: PositiveInt | None = Field(
+        default=None,
+        description="largest number of supervised steps; null: all epochs of data, or 2000. "
+        "Without data the run stops with an error if pass@1 is still below pass_at_1_from then, "
+        "see required",
     )
     batch_rows: PositiveInt = Field(
-        default=256, description="number of examples per supervised step"
+        default=256,
+        description="rows per supervised step, each with an example; with data each has up to "
+        "rlax.batches.sequences_per_row. Must be given with data",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=2e-3, description="constant learning rate of the supervised steps"
+        default=2e-3,
+        description="constant learning rate of the supervised steps. Must be given with data: "
+        "common is 1e-5 for a pretrained model",
     )
     pass_at_1_from: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.28, description="stop as soon as pass@1 on the validation split reaches this"
@@ -56,8 +86,8 @@ class WarmStart(Section):
     )
     check_every: PositiveInt = Field(
         default=5,
-        description="number of supervised steps between two measurements of pass@1; near the goal "
-        "it is measured after every step",
+        description="number of supervised steps between two measurements: with data of the loss of "
+        "its split validation, without of pass@1, which near the goal is measured after every step",
     )
     train_problems: NonNegativeInt = Field(
         default=0, description="use only this number of training problems, the first ones; 0: all"
@@ -68,13 +98,39 @@ class WarmStart(Section):
         "to RL; 1: all",
     )
     problems: PositiveInt = Field(
-        default=512, description="number of validation problems on which pass@1 is measured"
+        default=512,
+        description="number of validation problems on which pass@1 is measured, or of held-out "
+        "demonstrations of data on which the loss is",
     )
     directory: PathText = Field(
         default="",
         description="directory of a finished warm start to use instead of training; empty: "
         "<run_dir>/prepared/warm_start, where the run writes its own",
     )
+
+    @property
+    def most_steps(self) -> int:
+        """Largest number of steps on right answers."""
+        return _STEPS if self.steps is None else self.steps
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> WarmStart:
+        given = self.model_fields_set
+        if self.data is None:
+            for option in ("turns", "epochs"):
+                if option in given:
+                    reason = "needs warm_start.data, the demonstrations"
+                    raise ConfigError(f"warm_start.{option}", getattr(self, option), reason)
+            return self
+        for option in _OF_ANSWERS:
+            if option in given:
+                reason = "must not be given together with warm_start.data: it is of right answers"
+                raise ConfigError(f"warm_start.{option}", getattr(self, option), reason)
+        for option in ("batch_rows", "learning_rate") if self.enabled else ():
+            if option not in given:
+                reason = "must be given together with warm_start.data"
+                raise ConfigError(f"warm_start.{option}", None, reason)
+        return self
 
     @model_validator(mode="after")
     def _a_window(self) -> WarmStart:
@@ -90,8 +146,8 @@ class WarmStart(Section):
 class TrainerOptions(Section):
     """Trains with MaxText's own training loop.
 
-    warm_start is a supervised training on right answers before RL, which stops as soon as pass@1
-    is in a given range.
+    warm_start is a supervised training before RL, on demonstrations (data) or on right answers,
+    which stops as soon as pass@1 is in a given range.
     """
 
     warm_start: WarmStart = WarmStart()
@@ -152,8 +208,12 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     Raises:
       ConfigError: see above.
     """
-    if "://" not in options.warm_start.directory:
-        check_directory(options.warm_start, context)
+    warm = options.warm_start
+    if "://" not in warm.directory:
+        check_directory(warm, context)
+    if warm.enabled and warm.data is not None and not warm.directory:
+        with of_data():
+            context.check_part("prompt_source", warm.data, DATA)
     tokenizer = str(context.maxtext.get("tokenizer_path") or "")
     named = context.maxtext.get("tokenizer_type") == "huggingface" and tokenizer.startswith("/")
     if named and not Path(tokenizer).exists():
@@ -162,6 +222,19 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     if found is not None and "://" not in found[1]:
         first_weights.check_place(*found, context.maxtext.get("scan_layers"))
     return CheckResult(warnings=list(_warnings(context.maxtext)))
+
+
+@contextmanager
+def of_data() -> Iterator[None]:
+    """Names the key of the demonstrations where a source of prompts names its own."""
+    try:
+        yield
+    except ConfigError as error:
+        place, own = error.key.removeprefix("split of "), "rlax.prompt_source"
+        if not place.startswith(own):
+            raise
+        key = f"{DATA}{place.removeprefix(own)}"
+        raise ConfigError(key, error.value, error.reason, error.others) from None
 
 
 def check_directory(warm: WarmStart, context: BuildContext) -> None:

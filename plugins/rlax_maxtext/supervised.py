@@ -21,6 +21,7 @@ from rlax_maxtext.options import WarmStart
 from rlax_plugin.api import (
     PREPARED,
     ConfigError,
+    Demonstration,
     Prompt,
     PromptSource,
     ResolvedConfig,
@@ -29,37 +30,63 @@ from rlax_plugin.api import (
 )
 
 _FOLDER = f"{PREPARED}/warm_start"
-_RECORD = "warm_start.json"
+RECORD = "warm_start.json"
 _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
-def rows(source: PromptSource, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
-    """MaxText's arrays, one problem per row; ``targets_segmentation`` is 1 on answer tokens only.
+def laid_out(
+    rows: Sequence[Sequence[Demonstration]], length: int, pad_id: int
+) -> dict[str, np.ndarray]:
+    """MaxText's arrays of demonstrations, one behind the other in each row.
+
+    ``targets_segmentation`` is above 0 on trained tokens only: MaxText's loss is their mean.
+
+    Args:
+      rows: the demonstrations of each row; a row without any is padding.
+      length: positions of a row.
 
     Returns:
-      name -> int32 [len(prompts), length].
+      name -> int32 [rows, length].
 
     Raises:
-      ConfigError: a problem is longer than a row.
+      ConfigError: they do not fit into a row.
     """
-    arrays = {name: spec.zeros(len(prompts), length) for name, spec in MAXTEXT_ARRAYS.items()}
+    arrays = {name: spec.zeros(len(rows), length) for name, spec in MAXTEXT_ARRAYS.items()}
     for side in ("inputs", "targets"):
-        arrays[side].fill(source.pad_id)
+        arrays[side].fill(pad_id)
         arrays[f"{side}_position"][:] = np.arange(length)
-    for row, prompt in enumerate(prompts):
-        turns = _answer_turns(source, prompt)
-        tokens = np.concatenate([part for turn in turns for part in turn])
-        used = len(tokens) - 1
-        if used > length:
-            raise ConfigError("max_target_length", length, f"must be at least {used}")
-        arrays["inputs"][row, :used] = tokens[:-1]
-        arrays["targets"][row, :used] = tokens[1:]
-        arrays["inputs_segmentation"][row, :used] = 1
-        end = -1
+    for row, examples in enumerate(rows):
+        begin = 0
+        for segment, example in enumerate(examples, 1):
+            end = begin + len(example.tokens) - 1
+            if end > length:
+                raise ConfigError("max_target_length", length, f"must be at least {end}")
+            arrays["inputs"][row, begin:end] = example.tokens[:-1]
+            arrays["targets"][row, begin:end] = example.tokens[1:]
+            arrays["inputs_segmentation"][row, begin:end] = segment
+            for side in ("inputs", "targets"):
+                arrays[f"{side}_position"][row, begin:end] = np.arange(end - begin)
+            for first, behind in example.spans:
+                arrays["targets_segmentation"][row, begin + first - 1 : begin + behind - 1] = (
+                    segment
+                )
+            begin = end
+    return arrays
+
+
+def rows(source: PromptSource, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
+    """The arrays of right answers, one problem per row; see ``laid_out``."""
+    found = []
+    for prompt in prompts:
+        turns, end = _answer_turns(source, prompt), 0
+        spans = []
         for given, answer in turns:
             begin, end = end + len(given), end + len(given) + len(answer)
-            arrays["targets_segmentation"][row, begin:end] = 1
-    return arrays
+            spans.append((begin, end))
+        tokens = np.concatenate([part for turn in turns for part in turn]).tolist()
+        found.append([Demonstration(tokens, spans)])
+    assert source.pad_id is not None, "answered_prompts has checked it"
+    return laid_out(found, length, source.pad_id)
 
 
 def answered(source: PromptSource, prompts: Sequence[Prompt], most: int) -> list[Prompt]:
@@ -86,26 +113,26 @@ def _answer_turns(source: PromptSource, prompt: Prompt) -> list[tuple[np.ndarray
     return [(np.concatenate((prompt.tokens, nothing)), first), *later]
 
 
-class PassAt1:
-    """Exact pass@1 on fixed problems.
+class AnswerLogprobs:
+    """The log-probability of the trained tokens of each row, their sum, in fixed rows.
 
     Args:
-      arrays: arrays of ``rows``.
-      temperature: temperature of the completions.
+      arrays: arrays of ``laid_out``.
+      temperature: temperature of the answers.
       at_once: number of rows of one forward pass.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float, at_once: int):
         self._parts = _parts(arrays, at_once)
-        self._problems, self._temperature = len(arrays["inputs"]), temperature
+        self._rows, self._temperature = len(arrays["inputs"]), temperature
         self._forward: Any = None
 
-    def __call__(self, loop: Loop) -> float:
+    def __call__(self, loop: Loop) -> np.ndarray:
         with loop.shardings():
             if self._forward is None:
                 self._forward = self._compiled(loop.graph, loop.mesh)
             found = [np.asarray(self._forward(loop.model_state, part)) for part in self._parts]
-        return float(np.mean(np.exp(np.concatenate(found)[: self._problems])))
+        return np.concatenate(found)[: self._rows]
 
     def _compiled(self, graph: Any, mesh: Any) -> Callable[..., Any]:
         def answer_logprob_b(model_state: Any, data: Mapping[str, Any]) -> jax.Array:
@@ -113,6 +140,16 @@ class PassAt1:
             return jnp.sum(jnp.where(data["targets_segmentation"] != 0, logprobs_bt, 0.0), axis=1)
 
         return jitted(answer_logprob_b, mesh)
+
+
+class PassAt1:
+    """Exact pass@1 on fixed problems, one per row; see ``AnswerLogprobs``."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float, at_once: int):
+        self._logprobs = AnswerLogprobs(arrays, temperature, at_once)
+
+    def __call__(self, loop: Loop) -> float:
+        return float(np.mean(np.exp(self._logprobs(loop))))
 
 
 def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.ndarray]]:
@@ -123,14 +160,25 @@ def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.nda
     return [{name: array[part] for name, array in arrays.items()} for part in parts]
 
 
-def _rows_at_once(config: Config, problems: int) -> int:
+def rows_at_once(config: Config, problems: int) -> int:
     """The number of rows whose logits fit into ``_LOGITS_AT_ONCE`` on each device."""
     devices = config.num_target_devices
     row = config.max_target_length * config.vocab_size * 4
     return devices * max(1, min(-(-problems // devices), _LOGITS_AT_ONCE // row))
 
 
-def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Config:
+def configured(
+    given: ResolvedConfig, rl_config: Config, warm: WarmStart, steps: int, period: int
+) -> Config:
+    """MaxText's config of a supervised training.
+
+    Args:
+      steps: number of steps.
+      period: steps from one checkpoint to the next; there is one at the end, too.
+
+    Raises:
+      ConfigError: the rows of a step cannot be divided among the devices.
+    """
     devices = rl_config.num_target_devices
     if warm.batch_rows % devices:
         raise ConfigError(
@@ -141,18 +189,18 @@ def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Con
     return initialize(
         given,
         run_name=f"{rl_config.run_name}/{_FOLDER}",
-        steps=warm.steps,
+        steps=steps,
         per_device_batch_size=warm.batch_rows // devices,
         gradient_accumulation_steps=1,
         learning_rate=warm.learning_rate,
-        learning_rate_schedule_steps=warm.steps,
-        learning_rate_final_fraction=1.0,  # constant: when it ends is not known beforehand
+        learning_rate_schedule_steps=steps,
+        learning_rate_final_fraction=1.0,  # constant: when it ends may not be known beforehand
         warmup_steps_fraction=0.0,
         enable_checkpointing=True,
         async_checkpointing=False,
         save_checkpoint_on_start=False,
         save_checkpoint_on_completion=False,
-        checkpoint_period=warm.steps + 1,  # none but the one at the end
+        checkpoint_period=period,
     )
 
 
@@ -162,7 +210,7 @@ def finished(rl_config: Config, warm: WarmStart) -> str | None:
     Raises:
       ConfigError: there is no finished warm start in ``rlax.trainer.warm_start.directory``.
     """
-    found = _finished(_files(rl_config, warm))
+    found = _finished(files_of(rl_config, warm))
     if found is None and warm.directory:
         raise ConfigError(
             "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
@@ -170,14 +218,15 @@ def finished(rl_config: Config, warm: WarmStart) -> str | None:
     return found
 
 
-def _files(rl_config: Config, warm: WarmStart) -> RunFiles:
+def files_of(rl_config: Config, warm: WarmStart) -> RunFiles:
+    """The directory of a run's supervised training."""
     own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
     return RunFiles(warm.directory or own)
 
 
 def _finished(files: RunFiles) -> str | None:
     """Path of the finished warm start's weights; None if there is none."""
-    record = files.get_json(_RECORD)
+    record = files.get_json(RECORD)
     if record is None:
         return None
     items = f"checkpoints/{record['step'] - 1}/items"
@@ -213,8 +262,9 @@ def warm_start(
     """
     if done := finished(rl_config, warm):
         return done
-    files = _files(rl_config, warm)
-    config = _configure(given, rl_config, warm)
+    files = files_of(rl_config, warm)
+    steps = warm.most_steps
+    config = configured(given, rl_config, warm, steps, steps + 1)  # no checkpoint but the last
     most = config.rlax.rollouts.max_new_tokens
     shown = source.prompts("train")[: warm.train_problems or None]
     shown = answered(source, [shown[n] for n in range(0, len(shown), warm.train_every)], most)
@@ -223,7 +273,7 @@ def warm_start(
     pass_at_1 = PassAt1(
         rows(source, held_out, config.max_target_length),
         config.rlax.rollouts.temperature_at(1),
-        _rows_at_once(config, len(held_out)),
+        rows_at_once(config, len(held_out)),
     )
     count = len(examples["inputs"])
     if count < warm.batch_rows:
@@ -243,7 +293,7 @@ def warm_start(
         del metrics
         # It climbs from a half to the whole of the goal within a few steps.
         near = latest >= warm.pass_at_1_from / 2
-        last = loop.completed == warm.steps and not warm.required
+        last = loop.completed == steps and not warm.required
         if not near and loop.completed % warm.check_every and not last:
             return
         latest = pass_at_1(loop)
@@ -259,7 +309,7 @@ def warm_start(
         # Counts with the checkpoint only.
         record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}
         if jax.process_index() == 0:
-            files.put_json(_RECORD, record)
+            files.put_json(RECORD, record)
         reached = True
 
     def decide(step: int) -> tuple[bool, bool]:
@@ -277,6 +327,6 @@ def warm_start(
     if done is None:
         raise TrainingError(
             f"warm start: validation pass@1 is {latest:.3f} after rlax.trainer.warm_start.steps = "
-            f"{warm.steps}, below rlax.trainer.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
+            f"{steps}, below rlax.trainer.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
         )
     return done

@@ -9,8 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlax_maxtext.config_agreement import answered_prompts, check_rows, check_shapes, given_config
-from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
+from rlax_maxtext.config_agreement import (
+    answered_prompts,
+    check_examples,
+    check_rows,
+    check_shapes,
+    demonstrations,
+    given_config,
+)
+from rlax_maxtext.options import DATA, TrainerOptions, WarmStart, check_directory
 from rlax_maxtext.several_hosts import Obedient, Orders, join
 from rlax_plugin.api import (
     ARRAYS,
@@ -66,14 +73,36 @@ class MaxTextTrainer(Trainer):
         self._descent: Descent | None = None
         self.vocabulary = 0  # of MaxText's config, which is loaded later
 
-    def _reporter(self, port: TrainerPort) -> Callable[[int, float], None]:
-        most = self._options.warm_start.steps
-
-        def report(step: int, pass_at_1: float) -> None:
-            log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
-            port.progress("warm start", step, most, f"(validation pass@1 {pass_at_1:.3f})")
+    def _reporter(self, port: TrainerPort) -> Callable[[int, int, str], None]:
+        def report(step: int, steps: int, note: str) -> None:
+            log.info("warm start: step %d, %s", step, note)
+            port.progress("warm start", step, steps, f"({note})")
 
         return report
+
+    def _supervised(
+        self, given: ResolvedConfig, config: Any, report: Callable[[int, int, str], None]
+    ) -> str:
+        """Runs the warm start; returns the path of its weights.
+
+        Raises:
+          ConfigError, TrainingError: see ``supervised.warm_start`` and ``demonstrations.train``.
+        """
+        from rlax_maxtext import demonstrations as on_demonstrations
+        from rlax_maxtext import supervised
+        from rlax_maxtext.checking import check_tokenizer
+
+        warm = self.warm_start()
+        if warm.data is not None:
+            data = demonstrations(self._context, warm)
+            check_tokenizer(config, data.source.tokenizer, data.name, DATA)
+            return on_demonstrations.train(given, config, warm, data, report)
+
+        def measured(step: int, pass_at_1: float) -> None:
+            report(step, warm.most_steps, f"validation pass@1 {pass_at_1:.3f}")
+
+        source = answered_prompts(self._context)
+        return supervised.warm_start(given, config, warm, source, measured)
 
     def _publisher(self, port: Publication) -> Callable[[Loop], None]:
         """A function that publishes the weights of a loop, with the canary for workers."""
@@ -98,9 +127,8 @@ class MaxTextTrainer(Trainer):
           Exception: any error of the port, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
-        warm = self._options.warm_start
-        if warm.enabled and not warm.directory and self._descent is None:
-            answered_prompts(self._context)
+        if self._descent is None:
+            check_examples(self._context, self._options.warm_start)
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError
@@ -234,8 +262,7 @@ class MaxTextTrainer(Trainer):
             path = supervised.finished(config, warm)
             orders.all("warm_start", path=path or "")
             if path is None:
-                source = answered_prompts(self._context)
-                path = supervised.warm_start(given, config, warm, source, self._reporter(port))
+                path = self._supervised(given, config, self._reporter(port))
             config = initialize(given, load_parameters_path=path)
         port.waits("building the model", _BUILD_S)
         return config
@@ -250,8 +277,7 @@ class MaxTextTrainer(Trainer):
             order = Obedient(config, self._context, port).until("warm_start")
             path, warm = order.settings["path"], self.warm_start()
             if not path:
-                source = answered_prompts(self._context)
-                path = supervised.warm_start(given, config, warm, source)
+                path = self._supervised(given, config, lambda step, steps, note: None)
             elif path != supervised.finished(config, warm):
                 raise TrainingError(f"host 0 names {path}, and there is no such warm start here")
             config = initialize(given, load_parameters_path=path)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+_DEMONSTRATIONS = ".trainer.warm_start.data"  # a prompt source by another name
 Warn = Callable[[str, str], object]
 """Called with a config key and a sentence."""
 _Change = Callable[[str, str, bool], str]
@@ -96,7 +97,7 @@ def _changed(content: Mapping[str, Any], change: _Change, key: str = "") -> dict
     found = dict(content)
     for name, value in content.items():
         if isinstance(value, Mapping):
-            is_source = name == "prompt_source"
+            is_source = name == "prompt_source" or f".{key}{name}".endswith(_DEMONSTRATIONS)
             found[name] = (_of_source if is_source else _changed)(value, change, f"{key}{name}.")
     return found
 

@@ -95,7 +95,9 @@ async def test_a_worker_without_proved_weights_takes_no_groups():
     async with trainer(settings) as one:
         worker = Worker("w", Counting(5), settings, one.address)
         await until(lambda: one.held("w") == -1)
-        call = one.fleet.workers["w"].link.stub.Generate(request_messages([group(0)]), timeout=LIMIT_S)
+        call = one.fleet.workers["w"].link.stub.Generate(
+            request_messages([group(0)]), timeout=LIMIT_S
+        )
         with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
             await call.read()
         assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
