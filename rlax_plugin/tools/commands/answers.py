@@ -56,6 +56,11 @@ class Answers:
     reference: str = _choice(
         "", "column of the right answer in this data; empty: the one named answer or the like"
     )
+    demonstrations: str = _choice(
+        "",
+        "conversations to train on before RL, supervised: files or a directory like data; empty: "
+        "none",
+    )
     preset: str = _choice("dapo", "preset of the objective; rlax explain preset lists them")
     steps: int = _choice(STEPS, "number of RL steps")
     workers: int = _choice(2, "number of rollout worker processes")

@@ -265,7 +265,11 @@ def _of_data(answers: Answers, model: _Converted | None, source: _Options) -> Ta
             "leave --model out for the built-in model, which reads bytes"
         )
         raise ConfigError("--data", answers.data, reason)
-    return own_data.of_answers(answers, model.keys if model else {}, model is None, source)
+    keys, built_in = model.keys if model else {}, model is None
+    task = own_data.of_answers(answers, keys, built_in, source)
+    if not answers.demonstrations:
+        return task
+    return own_data.with_demonstrations(task, answers.demonstrations, keys, built_in)
 
 
 def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> Task:
@@ -360,7 +364,10 @@ def _values(
         "evaluation": size.evaluation(task.evaluation),
         "launcher": {"name": "local", "workers": answers.workers},
         "trackers": [{"name": "tensorboard"}],
-        "trainer": {"name": "maxtext", **(task.trainer if tiny else {})},
+        "trainer": {
+            "name": "maxtext",
+            **(task.trainer if tiny or answers.demonstrations else {}),
+        },
     }
 
 

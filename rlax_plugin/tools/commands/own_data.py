@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rlax_plugin.build import registry_of
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.data_paths import names_directory
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.data.prompts.conversations import Turns
 from rlax_plugin.data.prompts.source import DatasetSource
 from rlax_plugin.data.prompts.table import PromptTable
 from rlax_plugin.ports.protocols import BuildContext
@@ -47,6 +48,12 @@ _MOST_ANSWERED = 20_000  # prompts of the warm start, which are held in memory
 _WARM_ROWS, _WARM_STEPS = 128, 1000
 _EVERY = 2  # of the training prompts; the others are new to RL, also if these are learned by heart
 
+
+_WARM_START = "warm start:"
+# Of demonstrations.
+_HELD_OUT = 0.05
+_ROWS, _LEAST_STEPS = 32, 20  # of a step, and of an epoch if there are many
+_EPOCHS, _BUILT_IN_EPOCHS = 2, 10
 
 _PROBLEMS = 128  # of an evaluation
 _NEW_TOKENS = 256  # of a task that nothing is known about
@@ -90,6 +97,9 @@ def check_absent(answers: Answers) -> None:
     """
     if answers.reward:
         raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
+    if answers.demonstrations:
+        reason = "needs --data, the prompts of RL, which follows; their questions may be the same"
+        raise ConfigError("--demonstrations", answers.demonstrations, reason)
     for name in COLUMNS:
         if column := getattr(answers, name):
             raise ConfigError(f"--{name}", column, "needs --data, of which it is a column")
@@ -269,7 +279,67 @@ def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, M
     }
 
 
-def _source(data: str) -> dict[str, Any]:
+def with_demonstrations(
+    task: Task, demonstrations: str, maxtext: Mapping[str, Any], built_in: bool
+) -> Task:
+    """Returns a task with a supervised training on demonstrations before RL.
+
+    Nearly all of them fit into a row, for which completions may become longer.
+
+    Args:
+      demonstrations: files or a directory, see ``read``.
+      maxtext, built_in: see ``read``.
+
+    Raises:
+      ConfigError, RlaxError: they cannot be used.
+    """
+    option = "--demonstrations"
+    source = _source(demonstrations, option) | ({"tokenizer": BYTES} if built_in else {})
+    shares = {"held_out": {"validation": _HELD_OUT}}
+    built = _built(source | shares, maxtext)
+    notes = [note for note in task.notes if not note.startswith(_WARM_START)]
+    turns: Turns = "all"
+    try:
+        tables = _read_demonstrations(built, turns)
+    except ConfigError as error:
+        if not error.key.endswith(".broken"):
+            raise
+        try:
+            tables = _read_demonstrations(built, turns := "last")
+        except ConfigError:
+            raise error from None
+        notes.append(f"turns: last, because with all turns {one_line(error.reason, 300)}")
+    count = len(tables["train"])
+    longest = _fitting(tables["train"].lengths)
+    new = max(task.max_new_tokens, longest - task.max_prompt_tokens)
+    epochs, rate = (_BUILT_IN_EPOCHS, 1e-3) if built_in else (_EPOCHS, 1e-5)
+    held_out = len(tables["validation"])
+    warm = {
+        "enabled": True,
+        "data": source | (shares if held_out else {}),
+        **({"turns": turns} if turns != "all" else {}),
+        "epochs": epochs,
+        "batch_rows": min(_ROWS, 1 << max(1, count // _LEAST_STEPS).bit_length() - 1),
+        "learning_rate": rate,
+        "check_every": 20,
+    }
+    notes.append(
+        f"{_WARM_START} supervised, on {count} demonstrations, {epochs} epochs; {held_out} are "
+        "held out to measure the loss"
+    )
+    trainer = {**task.trainer, "warm_start": warm}
+    return replace(task, max_new_tokens=new, trainer=trainer, notes=tuple(notes))
+
+
+def _read_demonstrations(source: DatasetSource, turns: Turns) -> dict[str, PromptTable]:
+    found = source.of_demonstrations(turns, _LONGEST)
+    tables = found.prepare(found)
+    if not len(tables["train"]):
+        found.prompts("train")  # says why there are none
+    return tables
+
+
+def _source(data: str, option: str = "--data") -> dict[str, Any]:
     """Returns the prompt source of a config that reads the data."""
     for name, endings in _FILES.items():
         if data.endswith(endings):
@@ -279,29 +349,30 @@ def _source(data: str) -> dict[str, Any]:
         return {"name": "hf", "dataset": data if names_directory(data) else f"./{data}"}
     endings = ", ".join(itertools.chain.from_iterable(_FILES.values()))
     reason = f"must end in one of {endings}, or be a directory that datasets' save_to_disk wrote"
-    raise ConfigError("--data", data, reason)
+    raise ConfigError(option, data, reason)
 
 
 def _tables(
     source: Mapping[str, Any], shares: Mapping[str, float], maxtext: Mapping[str, Any]
 ) -> dict[str, PromptTable]:
     """Returns the prompts of all splits; only ``train`` has at least one."""
-    held_out = {"held_out": dict(shares)} if shares else {}
+    built = _built({**source, **({"held_out": dict(shares)} if shares else {})}, maxtext)
+    tables = built.prepare(built)
+    if not any(map(len, tables.values())):
+        built.prompts("train")  # says why there are none
+    return tables
+
+
+def _built(source: Mapping[str, Any], maxtext: Mapping[str, Any]) -> DatasetSource:
     section = RlaxSection(
-        prompt_source=Choice.model_validate({**source, **held_out}),
+        prompt_source=Choice.model_validate(source),
         rewards=(RewardChoice(name="exact_match"),),
     )
     rollouts = section.rollouts.model_copy(update={"max_prompt_tokens": _LONGEST})
     section = section.model_copy(update={"rollouts": rollouts})
     context = BuildContext.outside_run(section, ResolvedConfig(section, maxtext))
-    choice = section.prompt_source
-    built: DatasetSource = registry_of(()).part(
-        "prompt_source", choice, "rlax.prompt_source", context
-    )
-    tables = built.prepare(built)
-    if not any(map(len, tables.values())):
-        built.prompts("train")  # says why there are none
-    return tables
+    choice, key = section.prompt_source, "rlax.prompt_source"
+    return registry_of(()).part("prompt_source", choice, key, context)
 
 
 def _reward(prompts: PromptTable, data: str) -> str:

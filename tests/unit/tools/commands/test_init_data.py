@@ -171,3 +171,52 @@ def test_what_cannot_be_used_is_one_message(row: Any, expected: str, folder: Pat
     result = rlax("init", "run.yml", "--data", "mine.jsonl")
     assert result.exit_code == 2 and expected in result.stderr
     assert not (folder / "run.yml").exists()
+
+
+def conversations(count: int, *more: dict[str, str]) -> list[Any]:
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n} + 1"},
+                {"role": "assistant", "content": f"It is certainly {n + 1}."},
+                *more,
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+def test_demonstrations_come_before_rl_and_fit_into_a_row(folder: Path) -> None:
+    rows = [{"question": f"{n:04d} + 1 = ?", "answer": f"{n + 1}"} for n in range(100)]
+    write_lines(folder / "shown.jsonl", conversations(400))
+    section, keys, said = written(folder, rows, "--demonstrations", "shown.jsonl")
+    assert section.trainer.options["warm_start"] == {
+        "enabled": True,
+        "data": {
+            "name": "jsonl",
+            "path": str(folder / "shown.jsonl"),
+            "tokenizer": "bytes",
+            "held_out": {"validation": 0.05},
+        },
+        "epochs": 10,
+        "batch_rows": 16,
+        "learning_rate": 0.001,
+        "check_every": 20,
+    }
+    # 7 bytes of a question, 20 of an answer, two marks and an end are 30, of which 32 has room.
+    assert section.rollouts.max_prompt_tokens == 16 and section.rollouts.max_new_tokens == 16
+    assert keys["max_target_length"] == 32
+    assert "path: shown.jsonl" in (folder / "run.yml").read_text()
+    assert "warm start: supervised, on 383 demonstrations" in said and "answers of" not in said
+
+
+def test_demonstrations_need_data_and_rows_that_are_some(folder: Path) -> None:
+    write_lines(folder / "shown.jsonl", conversations(30, {"role": "user", "content": "Thanks"}))
+    write_lines(folder / "mine.jsonl", [{"question": f"{n}?", "answer": "1"} for n in range(20)])
+    alone = rlax("init", "run.yml", "--demonstrations", "shown.jsonl")
+    assert alone.exit_code and "--demonstrations = 'shown.jsonl': needs --data" in alone.output
+    both = ("--data", "mine.jsonl", "--demonstrations", "shown.jsonl")
+    wrong = rlax("init", "run.yml", *both)
+    assert (
+        wrong.exit_code and "shown.jsonl, line 1, ends with a message of the role" in wrong.output
+    )
