@@ -402,3 +402,16 @@ def test_the_hash_of_a_config_has_no_directories_of_data(tmp_path, monkeypatch) 
     assert len(set(hashes)) == 1
     other = resolve(path, ["rlax.prompt_source.path=other.jsonl"])
     assert config_hash(other.content) != hashes[0]
+
+
+def test_demonstrations_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "shown.jsonl").touch()
+    path = tmp_path / "configs" / "run.yml"
+    path.write_text(
+        "rlax: {prompt_source: {name: none}, rewards: [{name: none}], "
+        "trainer: {warm_start: {data: {name: jsonl, path: shown.jsonl}}}}"
+    )
+    warm = resolve(path).section.trainer.options["warm_start"]
+    assert warm["data"]["path"] == f"{tmp_path}/configs/shown.jsonl"
