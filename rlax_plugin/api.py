@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Errors, and words for their messages.
+# Errors, how samples end, and words for messages.
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import (
     ConfigError,
     DeadlineError,

@@ -17,6 +17,7 @@ from rlax_code.inside import BROKEN, RIGHT
 from rlax_code.needed_names import given
 from rlax_plugin.api import (
     Ended,
+    Ending,
     Limits,
     PositiveInt,
     Prompt,
@@ -145,31 +146,39 @@ class PythonTests(Reward):
         code = code_of(completion) if config.code == "block" else completion
         prefix = _column(prompt, config.prefix)
         _check_executing(prompt, cases, setup, prefix)
-        passed, late = 0, 0
+        passed, late, ending = 0, 0, None
         if len(prefix) + len(code) <= _LONGEST:
-            passed, late = self._tried(prompt, cases, _Program(setup, prefix, f"{prefix}{code}"))
+            program = _Program(setup, prefix, f"{prefix}{code}")
+            passed, late, ending = self._tried(prompt, cases, program)
         share = passed / len(cases)
         total = share if config.reward == "share" else float(share == 1)
-        return Score(total, metrics={"tests_passed": share, "tests_late": late / len(cases)})
+        metrics = {"tests_passed": share, "tests_late": late / len(cases)}
+        return Score(total, metrics=metrics, ending=ending)
 
-    def _tried(self, prompt: Prompt, cases: list[Case], program: _Program) -> tuple[int, int]:
-        """Returns how many tests pass, and how many of the others took too long."""
+    def _tried(
+        self, prompt: Prompt, cases: list[Case], program: _Program
+    ) -> tuple[int, int, Ending | None]:
+        """Returns how many tests pass, how many take too long, and how the first such test ends."""
         end = time.monotonic() + self._config.sample_s
         passed = late = 0
+        ending: Ending | None = None
         for number, case in enumerate(cases):
             if time.monotonic() + self._config.test_s > end:
-                return passed, late + len(cases) - number
+                return passed, late + len(cases) - number, ending or Ending.OVER_TIME
             if isinstance(case, Dialogue):
                 holds, ended = self._printed(case, program)
             else:
                 holds, ended = self._judged(prompt, number, case, program)
             if not holds and ended.why == "lost":
-                raise SandboxError("a sandbox was ended from outside while it ran a test")
+                reason = "a sandbox was ended from outside while it ran a test"
+                raise SandboxError(reason, Ending.PROCESS_ENDED)
             passed += holds
+            if not holds:
+                ending = ending or ended.ending
             late += not holds and ended.why == "time"
             if not holds and self._config.reward == "all":
                 break
-        return passed, late
+        return passed, late, ending
 
     def _printed(self, case: Dialogue, program: _Program) -> tuple[bool, Ended]:
         code = f"{program.setup}\n{program.code}" if program.setup else program.code

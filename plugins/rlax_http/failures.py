@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
-from rlax_plugin.api import RlaxError
+from rlax_plugin.api import Ending, RlaxError
 
 
 class ServerError(RlaxError):
@@ -18,6 +18,8 @@ class ServerError(RlaxError):
       after_s: seconds for which the server asked not to be called; None if it did not.
       status: HTTP status of its reply; 0 if there was none, or if a successful one made no sense.
     """
+
+    ending = Ending.SERVER_FAILED
 
     def __init__(self, said: str, *, passes: bool, after_s: float | None = None, status: int = 0):
         super().__init__(said)

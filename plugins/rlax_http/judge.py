@@ -29,7 +29,15 @@ from rlax_http.verdict import (
     verdict,
 )
 from rlax_http.verifier import USABLE
-from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score, names_secret
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Ending,
+    PositiveInt,
+    Prompt,
+    Score,
+    names_secret,
+)
 
 _MAY_BE_THE_COMPLETION = (400, 413, 422)  # HTTP status: too long, or refused for what it says
 _MOST_TOKENS = 10_000_000  # of one answer: what a server counts beyond that is no count
@@ -129,7 +137,8 @@ class LlmJudge:
                 raise error from None
             why = "so the completion counts as wrong: the judge can grade another one"
             print(f"{error}; {why}", file=sys.stderr)  # to logs/rewards.log
-            return Score(self._worst, metrics={"judge_requests": 2.0, "judge_unreadable": 1.0})
+            metrics = {"judge_requests": 2.0, "judge_unreadable": 1.0}
+            return Score(self._worst, metrics=metrics, ending=Ending.UNREADABLE)
 
     async def _score(self, prompt: Prompt, completion: str, until_s: float) -> Score:
         """Asks one time.

@@ -20,6 +20,7 @@ from rlax_plugin.api import (
     OverLimitError,
     Prompt,
     Reward,
+    Score,
 )
 from rlax_rewards.answers import PLACES, AnswerConfig, Place, answer_in
 from rlax_rewards.budget import CpuBudget, check_budget
@@ -48,7 +49,7 @@ class MathVerify(Reward):
         self._config, self._verdict = config, verdict
         self._reason_against = functools.lru_cache(_KEPT)(self._unreadable)
 
-    def __call__(self, prompt: Prompt, completion: str) -> float:
+    def __call__(self, prompt: Prompt, completion: str) -> float | Score:
         """Scores one completion.
 
         Raises:
@@ -72,8 +73,8 @@ class MathVerify(Reward):
             return 0.0
         try:
             return float(self._verdict(reference, answer))
-        except OverLimitError:
-            return 0.0
+        except OverLimitError as error:
+            return Score(0.0, ending=error.ending)
 
     def _unreadable(self, reference: str) -> str:
         """Returns what is wrong with a reference; empty if it can be read."""

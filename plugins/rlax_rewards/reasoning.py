@@ -20,6 +20,7 @@ from rlax_plugin.api import (
     OverLimitError,
     Prompt,
     Reward,
+    Score,
 )
 from rlax_rewards.answers import PLACES, AnswerConfig, Place, answer_in
 from rlax_rewards.budget import CpuBudget, check_budget
@@ -57,7 +58,7 @@ class ReasoningGym(Reward):
     def __init__(self, config: ReasoningGymConfig, score: LimitedFunction):
         self._config, self._score = config, score
 
-    def __call__(self, prompt: Prompt, completion: str) -> float:
+    def __call__(self, prompt: Prompt, completion: str) -> float | Score:
         """Scores one completion.
 
         Raises:
@@ -74,13 +75,13 @@ class ReasoningGym(Reward):
         answer = answer_in(completion, config.answer, marker=config.marker, tag=config.tag)
         try:
             score, wrong = self._score(name, entry, answer or "")
-        except OverLimitError:
+        except OverLimitError as error:
             if answer is None:
                 raise
             # The answer took too long and scores 0; if even no answer does, the entry is to blame,
             # and this call raises the error.
             self._score(name, entry, None)
-            return 0.0
+            return Score(0.0, ending=error.ending)
         if wrong:
             raise ValueError(f"prompt {prompt.id}: {wrong}")
         return score

@@ -1,4 +1,4 @@
-"""Errors, each naming the boundary it crossed. Imports only the formatting of messages."""
+"""Errors, each naming the boundary it crossed. Imports only endings and how messages look."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.text.amounts import in_seconds
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.text.secrets import shown_value
 
 
 class RlaxError(Exception):
-    """Base of every error that rlax_plugin raises on purpose."""
+    """Base of every error that rlax_plugin raises on purpose.
+
+    Attributes:
+      ending: the ending of a sample whose reward or environment it comes from; None: it failed.
+    """
+
+    ending: Ending | None = None
 
 
 _LONGEST_VALUE = 500  # characters of a message; a value of a config may be much longer
@@ -111,6 +118,8 @@ class DeadlineError(RlaxError):
       key: dotted config key that sets the deadline.
       needed_s: an estimate of a sufficient value for the key; None if there is none.
     """
+
+    ending = Ending.REWARD_LATE
 
     def __init__(self, what: str, seconds: float, key: str, needed_s: float | None = None):
         self.what, self.seconds, self.key, self.needed_s = what, seconds, key, needed_s

@@ -21,13 +21,25 @@ from typing import IO, Any
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import PluginError
 from rlax_plugin.base.text.harmless import harmless, hidden_character, one_line
-from rlax_plugin.base.types import EMPTY, Episode, Prompt, Sampled, Score, Trajectory, Turn
+from rlax_plugin.base.types import (
+    EMPTY,
+    Episode,
+    Prompt,
+    Sampled,
+    Score,
+    Trajectory,
+    Turn,
+    Unscored,
+)
 from rlax_plugin.ports.environment import Answer, Given, Outcome, messages_of
 
 LONGEST = 1 << 20
 """Bytes of a message of an environment, and of a sample's answer without its token rewards."""
+
+LONGEST_ERROR = 1200  # characters; the process has cut it already
 
 ON_LOOP = b"~"
 """Prefix of a line for the event loop of a reward process, and not for its main thread."""
@@ -122,7 +134,7 @@ def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
         index=message["index"],
         trajectories=tuple(Trajectory(tuple(map(turn, turns))) for turns in trajectories),
         text=message["text"],
-        ended=message["ended"],
+        ended=Ending(message["ended"]),
         texts=tuple(message.get("texts", ())),
         order=tuple(message.get("order", ())),
     )
@@ -211,7 +223,10 @@ def outcome_from(message: Mapping[str, Any], limit: float) -> Outcome:
 
 
 def score_to(
-    parts: Sequence[float], metrics: Mapping[str, float], token_rewards: Sequence[np.ndarray]
+    parts: Sequence[float],
+    metrics: Mapping[str, float],
+    token_rewards: Sequence[np.ndarray],
+    ending: Ending | None = None,
 ) -> dict[str, Any]:
     """Returns a score as JSON, without the total, which follows from its parts."""
     shown: dict[str, Any] = {"parts": parts}
@@ -219,6 +234,8 @@ def score_to(
         shown["metrics"] = dict(metrics)
     if token_rewards:
         shown["tokens"] = [packed(turn, "<f8") for turn in token_rewards]
+    if ending is not None:
+        shown["ending"] = ending
     return shown
 
 
@@ -254,7 +271,33 @@ def score_from(
         parts,
         checked_metrics(message.get("metrics", EMPTY)),
         _checked_tokens(turns, lengths, most, "token_rewards"),
+        checked_ending(message.get("ending")),
     )
+
+
+def unscored_from(message: Mapping[str, Any]) -> Unscored:
+    """Returns the error of a sample, if it is valid.
+
+    Raises:
+      ValueError, TypeError, LookupError: it is not.
+    """
+    ending = Ending(message["ending"])
+    if not ending.unscored:
+        raise ValueError(f"an error with the ending {ending}")
+    return Unscored(one_line(message["error"], LONGEST_ERROR), ending)
+
+
+def checked_ending(ending: Any) -> Ending | None:
+    """Returns the ending of a score, after checking it.
+
+    Raises:
+      ValueError: it is not one that a reward may give.
+    """
+    if ending is None:
+        return None
+    if not (checked_one := Ending(ending)).by_reward:
+        raise ValueError(f"a score has the ending {checked_one}, which is not a reward's to say")
+    return checked_one
 
 
 def within(value: Any, limit: float, name: str = "a reward") -> float:
@@ -298,7 +341,7 @@ def checked(
     """
     total = within(score.total, limit, name)
     turns = _checked_tokens(score.token_rewards, lengths, limit, f"{name} for a token")
-    return Score(total, (), checked_metrics(score.metrics), turns)
+    return Score(total, (), checked_metrics(score.metrics), turns, checked_ending(score.ending))
 
 
 def _checked_tokens(

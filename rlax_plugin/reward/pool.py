@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import DeadlineError, RlaxError
 from rlax_plugin.base.liveness.marks import forget
 from rlax_plugin.base.processes.python import python_command
@@ -36,7 +37,6 @@ from rlax_plugin.reward.scoring import (
     Blame,
     Clocks,
     Job,
-    PlayCounts,
     PlayJob,
     Priority,
     ScoreCall,
@@ -324,7 +324,7 @@ class RewardProcess:
             elif (job.late or job.abandoned) and "call" not in message:
                 self._finish(job)
                 if job.late:
-                    job.fail(str(job.late))
+                    job.fail(Unscored(str(job.late), job.over))
                 self._pool.done(job, self)
             elif job.take(message, len(data)):
                 self._finish(job)
@@ -475,7 +475,6 @@ class RewardPool:
       functions: files of functions, see ``BuildContext``.
 
     Attributes:
-      played: counts of the ways in which episodes have ended.
       blame: decides which jobs have ended processes.
     """
 
@@ -492,7 +491,6 @@ class RewardPool:
     ):
         self._section, self._note = section, note
         output = self._output = RewardOutput(run_dir / "logs" / "rewards.log")
-        self.played = PlayCounts()
         hello = {
             "section": section.model_dump(mode="json"),
             "run_dir": str(run_dir),
@@ -616,7 +614,7 @@ class RewardPool:
           RlaxError: see ``score``; also an error of ``played``.
         """
         episode_s, limit = self._section.deadlines.episode_s, self._section.reward_limit
-        job = PlayJob(prompt, played, episode_s, self.played, limit)
+        job = PlayJob(prompt, played, episode_s, limit)
         return await self._result([job], job.result)
 
     async def _result(self, jobs: Sequence[Job], result: asyncio.Future[Any]) -> Any:
@@ -762,7 +760,8 @@ class RewardPool:
             return
         for job, error in verdicts.items():
             process.drop(job)
-            job.fail(str(error))
+            ending = job.over if isinstance(error, DeadlineError) else Ending.PROCESS_ENDED
+            job.fail(Unscored(str(error), ending))
         if ended:  # a group that ends all processes holds up no other
             ended[0].priority.order = next(self._orders)
             heapq.heapify(self._waiting)

@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending, ending_of
 from rlax_plugin.base.errors import PluginError
 from rlax_plugin.base.liveness.marks import announced
 from rlax_plugin.base.liveness.watchdog import STILL_S, Watchdog
@@ -194,13 +195,15 @@ class _Sum:
         self._metrics: dict[str, float] = {}
         self._tokens: list[np.ndarray] = []
         self._abstains = True
-        self.error = ""
+        self.error, self._failed = "", Ending.REWARD_FAILED
+        self._ending: Ending | None = None  # the first one that a reward has given
 
     def fail(self, error: BaseException, name: str) -> None:
         """Keeps the first error, which names the reward."""
         if not self.error:
             text = self._text_of(error)
             self.error = text if not name or name in text else f"{name}: {text}"
+            self._failed = ending_of(error, Ending.REWARD_FAILED)
 
     def add(self, value: Any, form: Form) -> None:
         """Adds the value that a reward has returned, after checking it.
@@ -217,6 +220,7 @@ class _Sum:
                 return
             score = checked(value, self._lengths, form.limit, form.name)
             self._parts.append(score.total)
+            self._ending = self._ending or score.ending
             for name, metric in score.metrics.items():
                 self._metrics[name] = self._metrics.get(name, 0.0) + metric
             if score.token_rewards and form.weight:
@@ -229,15 +233,16 @@ class _Sum:
 
     def shown(self) -> dict[str, Any]:
         """Returns the score or the error as JSON."""
-        if self._abstains and self._parts:
-            self.error = self.error or "no reward gave this sample a score: each returned None"
+        if self._abstains and self._parts and not self.error:
+            self.error = "no reward gave this sample a score: each returned None"
+            self._failed = Ending.ABSTAINED
         try:
             metrics = checked_metrics(self._metrics)  # those of several rewards
         except ValueError as error:
             self.fail(error, "")
         if self.error:
-            return {"error": self.error}
-        return score_to(self._parts, metrics, self._tokens)
+            return {"error": self.error, "ending": self._failed}
+        return score_to(self._parts, metrics, self._tokens, self._ending)
 
 
 async def scores_of(
@@ -587,7 +592,8 @@ class WaitingJobs:
         context.run(_JOB.set, job)
         task = self._tasks[job] = context.run(self._loop.create_task, coroutine)
         # One that is cancelled before its first step says nothing itself.
-        task.add_done_callback(lambda _: self._end(job, {"error": "it was cancelled"}))
+        cancelled = {"error": "it was cancelled", "ending": Ending.REWARD_FAILED}
+        task.add_done_callback(lambda _: self._end(job, cancelled))
 
     def _end(self, job: int, message: Mapping[str, Any]) -> None:
         if self._tasks.pop(job, None) is not None:
@@ -624,7 +630,8 @@ class WaitingJobs:
         # As with rewards, a failure is data.
         except BaseException as error:  # noqa: BLE001
             text = self._failures("an environment", prompt.id, error)
-            self._end(job, {"error": f"rlax.environment: {text}"})
+            ending = ending_of(error, Ending.ENVIRONMENT_FAILED)
+            self._end(job, {"error": f"rlax.environment: {text}", "ending": ending})
         else:
             self._end(job, {"outcome": shown})
         finally:

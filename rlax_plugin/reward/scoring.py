@@ -10,11 +10,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import DeadlineError, RlaxError
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.types import Episode, Prompt, Score, Unscored
@@ -30,10 +30,10 @@ from rlax_plugin.reward.messages import (
     outcome_from,
     prompt_to,
     score_from,
+    unscored_from,
 )
 
 NO_ANSWER = "sent something that is not an answer"
-LONGEST_ERROR = 1200  # characters; the process has cut it already
 Send = Callable[[Mapping[str, Any]], None]
 
 
@@ -101,14 +101,15 @@ class Job:
     Attributes:
       prompt: the prompt.
       on_loop: True if it runs on the process's event loop, beside others.
-      limit_s: the time that it may take: ``samples`` times the value of the key ``limit_key``.
+      limit_s: the time that it may take: ``samples`` times the value of the key ``limit_key``;
+        ``over`` is its ending if it takes longer.
       number: number of this attempt; 0 while it waits for a process.
       clock: clock of this attempt.
       reward: number of the reward that it calls, as the untrusted process says.
       deaths: number of processes that have ended while it ran there.
       alone: True if it needs a process to itself, because one has ended and several jobs may have
         caused it.
-      failure: the reason why it has no result; empty while there is none.
+      failure: the reason why it has no result, after its ending; empty while there is none.
       succeeded: True if it has a result that is not a failure.
       late: error with which it is being cancelled.
       cancelling: True once the process has confirmed that it is being cancelled.
@@ -117,7 +118,7 @@ class Job:
       place: its place in the group.
     """
 
-    limit_key = "rlax.deadlines.reward_s"
+    limit_key, over = "rlax.deadlines.reward_s", Ending.REWARD_LATE
     samples = 1
     plays = False
 
@@ -157,9 +158,9 @@ class Job:
         """Marks the job's result as no longer wanted."""
         self.abandoned = True
 
-    def fail(self, reason: str) -> None:
+    def fail(self, failed: Unscored) -> None:
         """Ends the job without a result, for a reason in one line."""
-        self.failure = reason
+        self.failure = failed.shown
 
     def fail_run(self, error: Exception) -> None:
         """Ends the job because the run ends."""
@@ -244,20 +245,20 @@ class ScoreJob(Job):
         for lengths, answer in zip(self._lengths, message["scores"], strict=True):
             size -= LONGEST + 16 * sum(lengths)
             if "error" in answer:
-                results.append(Unscored(one_line(answer["error"], LONGEST_ERROR)))
+                results.append(unscored_from(answer))
             else:
                 results.append(score_from(answer, call.weights, lengths, limit))
         if size > 0:
             raise ValueError("an answer is too long")
-        reasons = [result.reason for result in results if isinstance(result, Unscored)]
+        reasons = [result.shown for result in results if isinstance(result, Unscored)]
         self.succeeded = len(reasons) < len(results)
         self.failure = "" if self.succeeded else reasons[-1]
         call.put(self._first, results)
         return True
 
-    def fail(self, reason: str) -> None:
-        super().fail(reason)
-        self._call.put(self._first, [Unscored(reason)] * len(self._episodes))
+    def fail(self, failed: Unscored) -> None:
+        super().fail(failed)
+        self._call.put(self._first, [failed] * len(self._episodes))
 
     def fail_run(self, error: Exception) -> None:
         if not self._call.all.done():
@@ -267,32 +268,6 @@ class ScoreJob(Job):
 _MOST_QUESTIONS = 64  # of one episode at a time
 
 
-@dataclass(slots=True)
-class PlayCounts:
-    """Counts of the ways in which episodes of an environment have ended.
-
-    Attributes:
-      done: ended by their environment.
-      cut: ended at a limit on turns or tokens.
-      errors: ended with an exception, or with their process.
-      late: ended at ``rlax.deadlines.episode_s``; they also count as errors.
-    """
-
-    done: int = 0
-    cut: int = 0
-    errors: int = 0
-    late: int = 0
-
-    def since(self, before: PlayCounts) -> PlayCounts:
-        """Returns the counts since an earlier state."""
-        return PlayCounts(
-            self.done - before.done,
-            self.cut - before.cut,
-            self.errors - before.errors,
-            self.late - before.late,
-        )
-
-
 class PlayJob(Job):
     """Plays one episode.
 
@@ -300,7 +275,7 @@ class PlayJob(Job):
       result: future with the outcome, or with the reason why there is none.
     """
 
-    limit_key = "rlax.deadlines.episode_s"
+    limit_key, over = "rlax.deadlines.episode_s", Ending.ENVIRONMENT_LATE
     plays = True
 
     def __init__(
@@ -308,12 +283,11 @@ class PlayJob(Job):
         prompt: Prompt,
         played: PlayedEpisode,
         limit_s: float,
-        counts: PlayCounts,
         reward_limit: float = math.inf,
     ):
         self._reward_limit = reward_limit
         self._questions: set[asyncio.Task[None]] = set()
-        self._played, self._counts = played, counts
+        self._played = played
         self._turns, self.number = 1, 0
         self._shown = prompt_to(prompt)
         super().__init__(prompt, limit_s, on_loop=True)
@@ -350,12 +324,13 @@ class PlayJob(Job):
             if (paid := len(outcome.rewards)) in (0, self._turns):
                 self._end(outcome)
             else:  # only this process knows which answers came before the outcome
-                self.fail(
+                reason = (
                     f"play returned {paid} rewards for {self._turns} turns, and must return one "
                     "for each turn, or none"
                 )
+                self.fail(Unscored(reason, Ending.ENVIRONMENT_FAILED))
         elif "error" in message:
-            self.fail(one_line(message["error"], LONGEST_ERROR))
+            self.fail(unscored_from(message))
         elif size > LONGEST or len(self._questions) >= _MOST_QUESTIONS:
             raise ValueError("that is too much")
         elif self.late is None and not self.result.done():
@@ -408,9 +383,9 @@ class PlayJob(Job):
         super().abandon()
         self._stop_questions()  # what the policy would answer is not wanted either
 
-    def fail(self, reason: str) -> None:
-        super().fail(reason)
-        self._end(Unscored(reason))
+    def fail(self, failed: Unscored) -> None:
+        super().fail(failed)
+        self._end(failed)
 
     def fail_run(self, error: Exception) -> None:
         self._stop_questions()
@@ -422,11 +397,6 @@ class PlayJob(Job):
         if self.result.done():
             return
         self.succeeded = isinstance(result, Outcome)
-        self._counts.errors += not self.succeeded
-        self._counts.late += self.late is not None
-        if isinstance(result, Outcome):
-            self._counts.cut += result.ended == "cut"
-            self._counts.done += result.ended == "done"
         self.result.set_result(result)
 
 

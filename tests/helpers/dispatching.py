@@ -116,12 +116,14 @@ class Reissued(RequestRefresher):
     def __init__(self, refresh: Callable[[Request], Request]):
         self._refresh = refresh
         self.again: list[tuple[Request, str]] = []
+        self.endings: list[str] = []
 
     def refreshed(self, request: Request) -> Request:
         return self._refresh(request)
 
-    def reissued(self, request: Request, reason: str) -> None:
+    def reissued(self, request: Request, reason: str, ending: str) -> None:
         self.again.append((request, reason))
+        self.endings.append(ending)
 
 
 class Losses(FleetListener):
@@ -177,7 +179,7 @@ def make(
     fleet.newest.number = 9
     reissued, losses = Reissued(refresh), Losses()
     dispatcher = Dispatcher(fleet, settings, reissued, by_speed=by_speed, continues=continues)
-    dispatcher.again = reissued.again  # for the tests
+    dispatcher.again, dispatcher.endings = reissued.again, reissued.endings  # for the tests
     fleet.listeners += [losses, dispatcher]
     return fleet, dispatcher, losses.lost
 

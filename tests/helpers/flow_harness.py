@@ -13,6 +13,7 @@ from part_stubs import SourceStub
 from waiting import turns
 
 from rlax_plugin.base.concurrency.supervision import Supervision
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Key, Prompt, Request, Sampled, Score, Unscored
 from rlax_plugin.config import RlaxSection
@@ -397,4 +398,4 @@ class Harness:
         request, future = requests[key]
         again = self.issuing.refreshed(dataclasses.replace(request, attempt=request.attempt + 1))
         requests[key] = (again, future)
-        self.issuing.reissued(again, "the worker was lost")
+        self.issuing.reissued(again, "the worker was lost", Ending.WORKER_LOST)

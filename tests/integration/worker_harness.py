@@ -162,7 +162,7 @@ class Trainer(FleetListener, RequestRefresher):
     def worker_quarantined(self, name: str, reason: str) -> None:
         self.quarantined.append((name, reason))
 
-    def reissued(self, request: Request, reason: str) -> None:
+    def reissued(self, request: Request, reason: str, ending: str) -> None:
         self.again.append((request.key.group, request.attempt, reason))
 
     async def publish(self, number: int, restart: bool = False) -> None:

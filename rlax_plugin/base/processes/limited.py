@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import DeadlineError, RlaxError
 from rlax_plugin.base.processes.asked import FROM_OUTSIDE, AskedProcess, EndedError
 from rlax_plugin.base.text.harmless import one_line
@@ -23,7 +24,22 @@ _TRIES = 3  # of a call whose process is ended from outside, or was not a new on
 
 
 class OverLimitError(RlaxError):
-    """The function exceeded a limit or crashed, and its arguments are to blame."""
+    """The function exceeded a limit or crashed, and its arguments are to blame.
+
+    Attributes:
+      ending: ``over_time``, ``over_memory`` or ``crashed``. A reward whose arguments are the answer
+        returns ``Score(0.0, ending=error.ending)``.
+    """
+
+    def __init__(self, text: str, ending: Ending):
+        super().__init__(text)
+        self.ending = ending
+
+
+class KilledError(RlaxError):
+    """The process of the function was ended from outside, in each of several tries."""
+
+    ending = Ending.PROCESS_ENDED
 
 
 class LimitedFunction:
@@ -77,8 +93,9 @@ class LimitedFunction:
         Raises:
           OverLimitError: it took too much CPU time or memory, or crashed.
           DeadlineError: the process did not start or answer in time.
-          RlaxError: the function raised an exception, or the process was ended from outside, as by
-            a system that is short of memory, in each of several tries.
+          KilledError: the process was ended from outside, as by a system that is short of memory,
+            in each of several tries.
+          RlaxError: the function raised an exception.
         """
         with self._lock:
             for left in reversed(range(_TRIES)):
@@ -87,10 +104,10 @@ class LimitedFunction:
                 except EndedError:
                     self.close()
                     if not left:
-                        raise RlaxError(f"the process of {self._function} has ended") from None
+                        raise KilledError(f"the process of {self._function} has ended") from None
                 except _Again as again:
                     if not left:
-                        raise RlaxError(str(again)) from None
+                        raise KilledError(str(again)) from None
                 except BaseException as error:
                     # An answer that comes later must not be taken for that of the next call.
                     if not isinstance(error, Exception) or isinstance(error, DeadlineError):
@@ -118,7 +135,8 @@ class LimitedFunction:
         if number in FROM_OUTSIDE:
             raise _Again(f"the process of {self._function} was ended from outside")
         if number == signal.SIGPROF:
-            raise OverLimitError(f"{self._function} took more than {self._cpu_s:g} s of CPU time")
+            reason = f"{self._function} took more than {self._cpu_s:g} s of CPU time"
+            raise OverLimitError(reason, Ending.OVER_TIME)
         over = (
             f"{self._function} crashed with {signal.Signals(number).name}"
             if number
@@ -126,7 +144,7 @@ class LimitedFunction:
         )
         if not fresh:  # earlier calls may have left too little memory
             raise _Again(over)
-        raise OverLimitError(over)
+        raise OverLimitError(over, Ending.CRASHED if number else Ending.OVER_MEMORY)
 
     def close(self) -> None:
         """Ends the process; a later call starts another one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types.sampled import EMPTY, Prompt, Sampled
 
 
@@ -45,7 +45,8 @@ class Episode:
       trajectories: in the order in which they were begun; by default one trajectory of one turn.
       text: text that rewards read: the decoded completion without stop tokens, or the text that the
         environment made of the episode.
-      ended: "done" by the environment, or "cut" at a limit on turns, tokens or time.
+      ended: "done" by the environment, or "cut" at a limit on turns, tokens or time. ``ending`` of
+        its score says more.
       texts: for an episode of several turns, the given and the sampled text of each turn, without
         the prompt. Empty if ``text`` is complete.
       order: for each turn, in the order of ``sampled``, its place in time, from 0: an environment
@@ -55,7 +56,7 @@ class Episode:
     index: int
     trajectories: tuple[Trajectory, ...]
     text: str = ""
-    ended: Literal["done", "cut"] = "done"
+    ended: Ending = Ending.DONE
     texts: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
 
@@ -72,9 +73,16 @@ class Episode:
     @property
     def truncated(self) -> bool:
         """True if it was cut at a limit."""
+        return self.ending != Ending.DONE
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended before it was scored: done, cut, or at the length of its last answer."""
         samples = list(self.sampled)
         last = samples[int(np.argmax(self.order))] if self.order else samples[-1]
-        return self.ended == "cut" or last.finish == "length"
+        if self.ended == Ending.CUT:
+            return Ending.CUT
+        return Ending.LENGTH if last.finish == "length" else Ending.DONE
 
     @property
     def tokens_in_time(self) -> np.ndarray:
@@ -105,12 +113,15 @@ class Score:
       metrics: further figures of rewards, by name; they do not train.
       token_rewards: float64 [sampled tokens] for each turn, in the order of ``Episode.sampled``;
         the part of ``total`` that was given at a token; () if there is none.
+      ending: what the answer has brought down, such as ``over_memory``, if that is why it has this
+        value; None: nothing, so that the episode's own ending counts.
     """
 
     total: float
     parts: tuple[float, ...] = ()
     metrics: Mapping[str, float] = EMPTY
     token_rewards: tuple[np.ndarray, ...] = ()
+    ending: Ending | None = None
 
     @property
     def at_the_end(self) -> float:
@@ -123,6 +134,12 @@ class Unscored:
     """An episode whose scoring failed. It never counts as reward 0, and never trains."""
 
     reason: str
+    ending: Ending = Ending.REWARD_FAILED
+
+    @property
+    def shown(self) -> str:
+        """The reason behind its ending, for messages."""
+        return f"{self.ending}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +170,12 @@ class ScoredGroup:
         """float64 [n]; NaN where scoring failed."""
         totals = [s.total if isinstance(s, Score) else np.nan for s in self.scores]
         return np.array(totals, dtype=np.float64)
+
+    @property
+    def endings(self) -> Iterator[Ending]:
+        """The ending of each sample: that of its score, or else that of its episode."""
+        pairs = zip(self.episodes, self.scores, strict=True)
+        return iter([score.ending or episode.ending for episode, score in pairs])
 
     @property
     def sampled(self) -> Iterator[Sampled]:

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.reward.sandbox.code_limits import Limits
 from rlax_plugin.reward.sandbox.entering import TESTED_UID, unused_uid, write_tables
@@ -30,10 +31,20 @@ _GRACE_S = 5.0  # until a server that has killed a piece says so
 _MESSAGE = 1 << 16
 
 Why = Literal["exited", "signal", "time", "memory", "output", "stopped", "lost"]
+_ENDINGS: dict[Why, Ending] = {
+    "signal": Ending.CRASHED,
+    "time": Ending.OVER_TIME,
+    "memory": Ending.OVER_MEMORY,
+    "output": Ending.OVER_OUTPUT,
+}
 
 
 class SandboxError(RlaxError):
     """A sandbox could not be started or did not work, and the code is not to blame."""
+
+    def __init__(self, text: str, ending: Ending = Ending.SANDBOX_FAILED):
+        super().__init__(text)
+        self.ending = ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,13 @@ class Ended:
     def right(self) -> bool:
         """True if it exited with code 0."""
         return self.why == "exited" and self.code == 0
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the code failed to end by itself, for ``Score``; None if it exited with code 0."""
+        if self.why == "exited":
+            return Ending.CRASHED if self.code else None
+        return _ENDINGS.get(self.why)
 
 
 class Sandbox:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.base.tokens.defects import outside
 from rlax_plugin.base.types import Episode, Key, Sampled, Trajectory, Turn
@@ -262,7 +263,7 @@ class Playing(PlayedEpisode):
             index=self.index,
             trajectories=trajectories,
             text=self.answer.text if text is None else harmless(text),
-            ended="cut" if cut else "done",
+            ended=Ending.CUT if cut else Ending.DONE,
             texts=tuple(texts[1:]),
             order=self._places_in_time(),
         )

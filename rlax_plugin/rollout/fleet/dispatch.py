@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import DeadlineError, WorkerError
 from rlax_plugin.base.tokens.stopping import Decode
 from rlax_plugin.base.types import Request
@@ -72,8 +73,12 @@ class RequestRefresher:
         """
         return request
 
-    def reissued(self, request: Request, reason: str) -> None:
-        """Called with each request that is issued again, as it will be sent."""
+    def reissued(self, request: Request, reason: str, ending: Ending) -> None:
+        """Called with each request that is issued again, as it will be sent.
+
+        Args:
+          reason, ending: of the attempt before.
+        """
 
 
 class Dispatcher(FleetListener):
@@ -267,7 +272,7 @@ class Dispatcher(FleetListener):
             self._give(ticket, worker)
             batches.setdefault(worker.name, []).append(ticket)
             reason = f"{worker.name} ends it sooner than {call.worker.name}, which is slow"
-            self._note_again(ticket, reason)
+            self._note_again(ticket, reason, Ending.MOVED)
             self._give_up(call)
         for name, requests in moved.items():
             self._ask_to_give_up(self._fleet.workers[name], requests)
@@ -451,16 +456,20 @@ class Dispatcher(FleetListener):
         self._release(worker, request)
         self._earlier_turns.generated(key, worker.name)
         if not trusted(workers):
-            self._issue_again(
-                worker, [ticket], "a worker that generated a part is not trusted", False
-            )
+            reason = "a worker that generated a part is not trusted"
+            self._issue_again(worker, [ticket], reason, False, Ending.QUARANTINED)
         elif not ticket.done.done():
             ticket.done.set_result(Completed(request, told.samples(), workers))
         self._give_up(call)
         self.wake()
 
     def _issue_again(
-        self, worker: Worker, tickets: list[Ticket], error: str, its_fault: bool
+        self,
+        worker: Worker,
+        tickets: list[Ticket],
+        error: str,
+        its_fault: bool,
+        ending: Ending = Ending.WORKER_LOST,
     ) -> None:
         for ticket in tickets:
             if ticket.done.done():
@@ -479,7 +488,7 @@ class Dispatcher(FleetListener):
             ticket.forget_distrusted()
             ticket.renew(self._again(ticket))
             self._waiting[ticket.request.exactly].add(ticket)
-            self._note_again(ticket, error)
+            self._note_again(ticket, error, ending)
         # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
@@ -491,9 +500,9 @@ class Dispatcher(FleetListener):
         # The flow knows which version training needs; that of a measurement stays.
         return self._refresher.refreshed(again) if again.exactly is None else again
 
-    def _note_again(self, ticket: Ticket, reason: str) -> None:
+    def _note_again(self, ticket: Ticket, reason: str, ending: Ending) -> None:
         self.reissued += 1
-        self._refresher.reissued(ticket.request, reason)
+        self._refresher.reissued(ticket.request, reason, ending)
 
     # --- requests that no worker can take --------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import ScoredGroup
 from rlax_plugin.run.controller.batch_rule import BatchRule, Due
 from rlax_plugin.run.controller.staleness import Staleness
@@ -78,11 +79,11 @@ class Buffer:
         """Drops groups too stale to train at ``step`` or later; returns True if there were any."""
         stale = self.groups.older_than(self.staleness.oldest(step))
         for group_id in stale:
-            self._history.note(ev.Dropped(group_id, "too stale"))
+            self._history.note(ev.Dropped(group_id, Ending.TOO_STALE))
         return bool(stale)
 
     def drop_samples_of(self, worker: str) -> None:
         """Drops each group to which a quarantined worker has contributed."""
         for group in self.groups.in_order():
             if any(worker in episode.workers for episode in group.episodes):
-                self._history.note(ev.Dropped(group.id, "its worker was quarantined"))
+                self._history.note(ev.Dropped(group.id, Ending.QUARANTINED))

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.environment import Environment
@@ -117,7 +118,8 @@ class Issuing(RequestRefresher):
         if request.min_version > self._newest.number:
             return None
         if not self._turns.recorded(group_id):
-            self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
+            reason, ending = "the trainer was restarted", Ending.TRAINER_RESTARTED
+            self._history.note(ev.Reissued(group_id, one.attempt + 1, reason, ending))
         return dataclasses.replace(request, attempt=one.attempt)
 
     @property
@@ -129,11 +131,11 @@ class Issuing(RequestRefresher):
         """Returns the request with the version that its group needs now."""
         return self._staleness.refreshed(request, self._history.next_step)
 
-    def reissued(self, request: Request, reason: str) -> None:
+    def reissued(self, request: Request, reason: str, ending: Ending) -> None:
         """Records that a training group is issued again, see ``RequestRefresher``."""
         key = request.key
         if key.purpose == "train" and key.sample is None:
-            self._history.note(ev.Reissued(key.group, request.attempt, reason))
+            self._history.note(ev.Reissued(key.group, request.attempt, reason, ending))
 
     def _request(self, group_id: int, one: Open) -> Request:
         seeds = tuple(

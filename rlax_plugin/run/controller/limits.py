@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.types import Judged, Rejected, Score, Unscored
@@ -24,7 +25,6 @@ from rlax_plugin.rollout.fleet.fleet import Fleet, Worker
 from rlax_plugin.rollout.fleet.identities import Identity
 from rlax_plugin.run.controller.batch_rule import BatchRule
 from rlax_plugin.run.metrics.step import FinishedStep
-from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state.ready_groups import ReadyGroups
 from rlax_plugin.training.objective.diagnostics import GROUP_GAPS
 
@@ -56,8 +56,8 @@ def rewards_fail(error: str) -> str:
 
 
 def failure_of(scores: Sequence[Score | Unscored]) -> str:
-    """Returns the first error of a group's rewards; empty: none failed."""
-    return next((one.reason for one in scores if isinstance(one, Unscored)), "")
+    """Returns the first error of a group's rewards, behind its ending; empty: none failed."""
+    return next((one.shown for one in scores if isinstance(one, Unscored)), "")
 
 
 def _mostly_failed(reasons: Counter[str]) -> bool:
@@ -90,7 +90,7 @@ def too_few_accepted(
     reasons = Counter(
         one.reason
         for one in scored
-        if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED  # which no filter decides
+        if isinstance(one, Rejected) and one.reason != Ending.NOT_NEEDED  # which no filter decides
     )
     return TrainingError(
         f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "

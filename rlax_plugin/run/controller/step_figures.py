@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
 
 from rlax_plugin.config import RlaxSection, Schedule
-from rlax_plugin.reward.scoring import PlayCounts
 from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.metrics.slot_use import SlotUse
 from rlax_plugin.run.metrics.step import FinishedStep, step_metrics
@@ -33,12 +31,10 @@ class StepFigures:
         self._section, self._generation, self._schedules = section, generation, schedules
         self._slot_use = SlotUse()
         self._replaced_before = 0  # reward processes, at the last step's end
-        self._played_before = PlayCounts()  # episodes, at the last step's end
 
     def so_far(self, unfinished: FinishedStep) -> Coroutine[Any, Any, dict[str, float]]:
         """Returns the metrics of a step that has not ended; the counts are those of this call."""
         generation = self._generation
-        played = generation.rewards.played.since(self._played_before)
         scaler, workers = generation.scaler, generation.fleet.workers
         return asyncio.to_thread(
             step_metrics,
@@ -47,7 +43,6 @@ class StepFigures:
             workers=len(workers),
             wanted=None if scaler is None else scaler.wanted,
             replaced=generation.rewards.replaced - self._replaced_before,
-            played=played if self._section.several_turns else None,
             figures=[worker.figures for worker in workers.values()],
             schedules=self._schedules,
         )
@@ -61,5 +56,4 @@ class StepFigures:
         computed = self.so_far(done)
         used = self._slot_use.take(self._generation.fleet.workers.values())
         self._replaced_before = self._generation.rewards.replaced
-        self._played_before = replace(self._generation.rewards.played)
         return {**await computed, **others, **used}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.types import Key, Rejected, Request, ScoredGroup, Turn
@@ -82,7 +83,7 @@ class Trips:
         except GivenUp as given_up:
             self._turns.forget(group)
             saved = self._savings.tokens(given_up.tokens)
-            self._history.note(ev.Dropped(group, ev.NOT_NEEDED, len(given_up.tokens), saved))
+            self._history.note(ev.Dropped(group, Ending.NOT_NEEDED, len(given_up.tokens), saved))
 
     def end_older(self, version: int) -> None:
         """Ends the generation of groups that were begun with weights older than a version.
@@ -149,7 +150,7 @@ class Trips:
             try:
                 rest = await self._other_samples(others, int(oldest))
             except GivenUp as given_up:
-                return completed.request, scored, Ended(ev.NOT_NEEDED, given_up.tokens)
+                return completed.request, scored, Ended(Ending.NOT_NEEDED, given_up.tokens)
             more = await self._played(rest, asked, first=len(scored.episodes))
             completed, scored = rest, joined(scored, more)
         return completed.request, scored, None
@@ -208,7 +209,7 @@ class Trips:
         again = dataclasses.replace(request, attempt=attempt, resume=())
         again = self._refresher.refreshed(again)
         if not recorded:
-            self._refresher.reissued(again, QUARANTINED)
+            self._refresher.reissued(again, QUARANTINED, Ending.QUARANTINED)
         self._turns.forget(group)
         return again
 
@@ -259,5 +260,5 @@ class Trips:
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)
-        if rejected != ev.NOT_NEEDED:
+        if rejected != Ending.NOT_NEEDED:
             self._guard.scored(rejected, failure_of(group.scores))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.types import Key, Sampled, Turn
 from rlax_plugin.rollout.episodes.playing import TurnLog, VoidTurns
@@ -15,7 +16,6 @@ from rlax_plugin.run.state.run_history import RunHistory
 from rlax_plugin.run.state.unfinished_turns import RecordedTurn
 
 QUARANTINED = "its worker was quarantined"
-TOO_STALE = "too stale"
 
 
 class Turns(TurnLog):
@@ -67,19 +67,19 @@ class Turns(TurnLog):
     def distrust(self, worker: str) -> None:
         """Has groups with turns of a quarantined worker generated from their start again."""
         for group in [g for g, names in self._workers.items() if worker in names]:
-            self._generate_anew(group, QUARANTINED)
+            self._generate_anew(group, QUARANTINED, Ending.QUARANTINED)
 
     def drop_older(self, version: int) -> None:
         """Has groups with turns older than a version, now too stale, generated from their start."""
         for group in [g for g, oldest in self._oldest.items() if oldest < version]:
-            self._generate_anew(group, TOO_STALE)
+            self._generate_anew(group, "too stale", Ending.TOO_STALE)
 
-    def _generate_anew(self, group: int, reason: str) -> None:
+    def _generate_anew(self, group: int, reason: str, ending: Ending) -> None:
         """Records the next attempt at once, so that no later process continues the old turns."""
         self.forget(group)
         self._void.add(group)
         attempt = self._history.open[group].attempt + 1
-        self._history.note(ev.Reissued(group, attempt, reason))
+        self._history.note(ev.Reissued(group, attempt, reason, ending))
         if (playing := self._playing.get(group)) is not None:
             playing.cancel()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import (
     EMPTY,
     Episode,
@@ -21,7 +23,6 @@ from rlax_plugin.base.types import (
     group_of,
 )
 from rlax_plugin.config import RlaxSection, Schedule
-from rlax_plugin.reward.scoring import PlayCounts
 from rlax_plugin.run.metrics.spans import Span
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.training.objective import diagnostics
@@ -35,6 +36,7 @@ class StepStats:
     """Events and times between two batches, from which the step's metrics are computed."""
 
     scored: list[Judged] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)  # endings of requests and groups
     dropped: int = 0
     cancelled: int = 0
     samples_saved: int = 0
@@ -53,7 +55,10 @@ class StepStats:
         match event:
             case ev.Issued():
                 self.issued += len(event.prompts)
+            case ev.Reissued():
+                self.requests[event.ending] += 1
             case ev.Dropped():
+                self.requests[event.reason] += 1
                 self.dropped += 1
                 self._save(event.samples, event.tokens)
             case ev.Scored():
@@ -110,7 +115,6 @@ def step_metrics(
     workers: int,
     replaced: int,
     wanted: int | None = None,
-    played: PlayCounts | None = None,
     figures: Sequence[Mapping[str, float]] = (),
     schedules: Mapping[str, Schedule] = EMPTY,
 ) -> dict[str, float]:
@@ -119,7 +123,6 @@ def step_metrics(
     Args:
       wanted: number of workers that the launcher keeps; None: it does not change their number.
       replaced: number of reward processes replaced since the last step.
-      played: counts of how episodes have ended since then; None: the environment is single_turn.
       figures: the newest figures of each worker.
       schedules: dotted key -> schedule of each number of the config that changes.
     """
@@ -131,7 +134,7 @@ def step_metrics(
     rejected = [
         one
         for one in done.stats.scored
-        if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED
+        if isinstance(one, Rejected) and one.reason != Ending.NOT_NEEDED
     ]
     screened = [g for g in rejected if len(g.group.episodes) < section.rollouts.group_size]
     positions = positions_taken(section, groups)
@@ -173,13 +176,8 @@ def step_metrics(
         metrics["train/sent_bytes"] = float(done.sent_bytes)
     if wanted is not None:
         metrics["rollout/workers_wanted"] = float(wanted)
-    if played is not None:
-        metrics |= {
-            "episode/done": float(played.done),
-            "episode/cut": float(played.cut),
-            "episode/errors": float(played.errors),
-            "episode/late": float(played.late),
-        }
+    endings = done.stats.requests + Counter(ending for g in scored for ending in g.endings)
+    metrics |= {f"episode_ended/{ending}": float(count) for ending, count in endings.items()}
     if streamed := [one for one in figures if one.get("stream_s")]:
         metrics["rollout/stream_bytes"] = sum(one.get("stream_bytes", 0.0) for one in streamed)
         metrics["rollout/stream_s"] = max(one["stream_s"] for one in streamed)

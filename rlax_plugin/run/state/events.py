@@ -1,8 +1,8 @@
 """The events in the life of a group of samples, in the order in which they happen.
 
     Issued -> [Reissued ...] -> Generated -> Scored -> Trained
-       |                                       |  |--> Dropped   (too stale, worker not trusted)
-       '--> Dropped (no longer needed)         '--> rejected: its end
+       |                                       |  |--> Dropped   (too_stale, quarantined)
+       '--> Dropped (not_needed)               '--> rejected: its end
 
 A group is rejected by a filter, because of its first samples, or because it is no longer needed
 when those are scored.
@@ -21,10 +21,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
-
-NOT_NEEDED = "no longer needed"
-"""The reason for a group that was not generated to the end: batches were filled without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,15 @@ class Issued:
 class Reissued:
     """A group was issued again: to another worker, after a restart, or because its turns are void.
 
-    ``attempt`` counts from 1.
+    Attributes:
+      attempt: counts from 1.
+      ending: the ``Ending`` of the attempt before; ``reason`` says it in words.
     """
 
     group: int
     attempt: int
     reason: str
+    ending: str = Ending.WORKER_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Scored:
     Attributes:
       passed: samples at or above the pass threshold.
       scored: samples with a reward; the others' rewards failed.
-      rejected: reason why it will not train; None: accepted.
+      rejected: reason why it will not train, such as ``Ending.NOT_NEEDED``; None: accepted.
       samples_saved, tokens_saved: see ``Dropped``; only for a group that is no longer needed.
     """
 
@@ -115,6 +116,7 @@ class Dropped:
     """A group will not be trained: an accepted one, or one that is not generated yet.
 
     Attributes:
+      reason: its ``Ending``.
       samples: number of samples that were not generated to the end.
       tokens: estimate of the tokens saved by that; see ``run/controller/screening.py``.
     """

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.types import (
     EMPTY,
@@ -173,7 +174,7 @@ class _Rows:
             index=one["sample"][first],
             trajectories=tuple(map(self._trajectory, rows)),
             text=one["completion"][first],
-            ended=one["ended"][first] or "done",
+            ended=Ending(one["ended"][first] or Ending.DONE),
             texts=tuple(one["texts"][first] or ()),
             order=self._order(rows),
         )
@@ -225,8 +226,9 @@ class _Rows:
 
     def _score(self, rows: list[int]) -> Score | Unscored:
         one, first = self._columns, rows[0]
+        ending = Ending(one["ending"][first])
         if (reason := one["reward_error"][first]) is not None:
-            return Unscored(reason)
+            return Unscored(reason, ending)
         token_rewards: list[np.ndarray] = []
         for row in rows:
             if (flat := one["token_rewards"][row]) is not None:
@@ -237,6 +239,7 @@ class _Rows:
             parts=tuple(one["reward_parts"][first]),
             metrics=_mapping(one["reward_metrics"][first]),
             token_rewards=tuple(token_rewards),
+            ending=ending if ending.by_reward else None,
         )
 
 

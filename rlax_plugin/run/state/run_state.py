@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.base.types import Prompt, ScoredGroup
 from rlax_plugin.config import RlaxSection
@@ -204,7 +205,7 @@ class RunState:
         index = self.open.pop(event.group).index
         if event.scored:
             failed = event.scored - event.passed
-            whole = event.rejected != ev.NOT_NEEDED
+            whole = event.rejected != Ending.NOT_NEEDED
             self.rates.observe(index, event.passed, failed, group.newest_version, whole=whole)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:

@@ -1,4 +1,4 @@
-"""Groups of episodes as Parquet, format 2: readable by people and exact for machines.
+"""Groups of episodes as Parquet: readable by people and exact for machines.
 
 There is one row per trajectory, in flat columns, since a nested column would need more than one
 copy. Values per turn (length, finish) are short lists; values per token are one list per row, over
@@ -44,6 +44,7 @@ SCHEMA = pa.schema(
         ("completion", pa.string()),  # what rewards read
         ("texts", pa.list_(pa.string())),  # of several turns: given, sampled, given, ...
         ("ended", pa.string()),  # null: done
+        ("ending", pa.string()),  # of the sample with its reward, see ``Ending``
         ("turn_order", pa.list_(pa.int32())),  # see Episode.order; null: as the rows have them
         ("given", pa.list_(pa.int32())),
         ("given_lengths", pa.list_(pa.int32())),  # of each turn; null: one turn
@@ -145,6 +146,7 @@ def _table(
             "completion": [e.text for e in episodes],
             "texts": [e.texts or None for e in episodes],
             "ended": [None if e.ended == "done" else e.ended for e in episodes],
+            "ending": [ending for g in groups for ending in g.endings],
             "reward": [s and s.total for s in scored],
             "reward_parts": [s.parts if s else () for s in scored],
             "reward_metrics": [s and _json(s.metrics) for s in scored],

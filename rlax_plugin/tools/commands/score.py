@@ -340,9 +340,10 @@ def _samples(scored: ScoredFile) -> Iterator[Mapping[str, Any]]:
     for line, score in zip(scored.lines, scored.scores, strict=True):
         row: dict[str, Any] = {"line": line.number, "id": line.id}
         if isinstance(score, Unscored):
-            yield row | {"error": score.reason}
+            yield row | {"error": score.reason, "ending": score.ending}
         else:
             said = {"reward": score.total, "parts": score.parts}
+            said |= {"ending": score.ending} if score.ending else {}
             yield row | said | ({"metrics": dict(score.metrics)} if score.metrics else {})
 
 

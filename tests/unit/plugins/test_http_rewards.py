@@ -1,6 +1,7 @@
 """``http_verifier`` and ``llm_judge`` against servers of all kinds."""
 
 import json
+import socket
 import threading
 
 from hostile_server import Asked, serving
@@ -142,9 +143,30 @@ def test_a_judge_that_gives_no_verdict_on_other_completions_either_gives_no_scor
     # The same question would get the same answer, so it is asked once.
     assert len(server.asked) == 2 * len(NO_VERDICTS) - protocol
     for one, (_, why) in zip(found, NO_VERDICTS, strict=True):
-        assert why in str(one)
+        assert why in str(one) and one.ending == "server_failed"
         assert KEY not in str(one)
     assert KEY not in capsys.readouterr().err
+
+
+def test_a_judge_that_cannot_read_one_completion_alone_counts_it_as_wrong():
+    def answer(asked: Asked) -> None:
+        odd = question(asked).startswith("odd")
+        asked.json(chat("What?" if odd else f"{marker(asked)} 5"))
+
+    with serving(answer) as server:
+        choice = judge(server.url, template="{completion} {marker}")
+        odd, plain = scored(choice, "odd", "plain")
+    assert (odd.total, odd.ending) == (0.0, "unreadable")
+    assert (plain.total, plain.ending) == (0.5, None)
+
+
+def test_a_server_that_refuses_connections_costs_only_samples():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        found = [scored(one(url), "a", reward_s=2.0)[0] for one in (verifier, judge)]
+    for error in found:
+        assert "cannot be asked: ConnectError" in str(error) and error.ending == "server_failed"
 
 
 def test_a_count_of_tokens_that_is_none_is_ignored():

@@ -6,11 +6,18 @@ from pathlib import Path
 import pytest
 import rlax_rewards
 from plugin_parts import built
-from rlax_rewards import MathVerifyConfig
+from rlax_rewards import MathVerify, MathVerifyConfig
 from sections import section_with
 from test_rewards_text import MEGABYTE, asked
 
-from rlax_plugin.api import BuildContext, ConfigError
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Ending,
+    LimitedFunction,
+    RlaxError,
+    Score,
+)
 
 RIGHT, WRONG = 1.0, 0.0
 # Reference, answer, verdict: what this module decides, and what of the library runs rely on.
@@ -101,6 +108,39 @@ def test_deep_and_long_answers_are_scored(score, reference, right, wrong):
 def test_what_takes_more_than_its_cpu_time_is_wrong_and_the_next_is_scored(hurried, answer):
     found = [hurried(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1")]
     assert found == [WRONG, RIGHT]
+
+
+@pytest.fixture
+def short_of_memory():
+    options = {"cpu_s": 60.0, "wait_s": 200.0, "memory_bytes": 96 << 20}
+    verdict = LimitedFunction("short_of_memory:verdict", **options)
+    yield verdict
+    verdict.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "ending"),
+    [
+        ("2^{3*10^9}", None),  # sympy swallows the MemoryError: the answer is not equal
+        ("allocates 1", Ending.OVER_MEMORY),
+        ("crashes 1", Ending.CRASHED),
+    ],
+)
+def test_an_answer_whose_computation_runs_out_of_memory_scores_0(short_of_memory, answer, ending):
+    reward = MathVerify(MathVerifyConfig(), short_of_memory)
+    score = reward(asked("42"), rf"\boxed{{{answer}}}")
+    assert isinstance(score, Score) == (ending is not None)
+    assert score == (Score(0.0, ending=ending) if ending else 0.0)
+    if not ending:
+        assert short_of_memory("memory errors", None) > 0
+    assert reward(asked("42"), r"\boxed{41+1}") == RIGHT
+
+
+def test_a_comparing_process_that_is_killed_from_outside_is_no_wrong_answer(short_of_memory):
+    reward = MathVerify(MathVerifyConfig(), short_of_memory)
+    with pytest.raises(RlaxError, match="was ended from outside") as error:
+        reward(asked("42"), r"\boxed{is killed 1}")
+    assert error.value.ending == "process_ended"
 
 
 def test_a_budget_must_leave_time_of_the_deadline():

@@ -1,4 +1,4 @@
-"""When rewards as a whole fail, rather than one prompt now and then, and how long jobs may take."""
+"""Who is to blame: when rewards as a whole fail, how long jobs may take, and how samples end."""
 
 import asyncio
 from pathlib import Path
@@ -6,8 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import reward_pools
+from late_rewards import late_at_once
+from reward_pools import episode, section, with_pool, write_plugin
 
+from rlax_plugin.base.endings import Ending
+from rlax_plugin.base.types import Score, Unscored
 from rlax_plugin.reward import scoring
+from rlax_plugin.reward.pool import RewardPool
 from rlax_plugin.reward.scoring import Blame, Clock
 
 
@@ -87,3 +93,80 @@ async def test_a_clock_that_goes_on_has_only_the_time_that_is_left(monkeypatch) 
             clock.stop()
         assert (clock.used_s, clock.left_s) == (4.5, 0.5)
     assert delays_s == [5.0, 2.0]
+
+
+PLUGIN = r"""
+import errno, os, signal, time
+
+class Judge:
+    abstains = True
+
+    def __call__(self, prompt, completion):
+        what, _, detail = completion.partition(" ")
+        if what == "pays":
+            return float(detail)
+        if what == "raises":
+            raise eval(detail)
+        if what == "returns":
+            return eval(detail)
+        if what == "dies":
+            os.kill(os.getpid(), getattr(signal, detail))
+        if what == "dies_once":
+            if not os.path.exists("was here"):
+                open("was here", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return 1.0
+        if what == "exits":
+            os._exit(int(detail))
+        if what == "hangs":
+            open("hanging", "w").write(completion)
+            time.sleep(600)
+
+@hookimpl
+def rlax_register_reward():
+    return {"judge": Extension(NoOptions, lambda config, context: Judge())}
+"""
+# What the reward of a completion does -> its ending, and what trains; None: nothing.
+ENDINGS: dict[str, tuple[Ending | None, float | None]] = {
+    "pays 0.5": (None, 0.5),
+    "dies_once": (None, 1.0),  # it is scored again, in another process
+    "returns Score(0.0, ending=Ending.OVER_TIME)": (Ending.OVER_TIME, 0.0),
+    "returns Score(0.0, ending=Ending.OVER_MEMORY)": (Ending.OVER_MEMORY, 0.0),
+    "returns Score(0.0, ending=Ending.CRASHED)": (Ending.CRASHED, 0.0),
+    "returns Score(0.0, ending='unreadable')": (Ending.UNREADABLE, 0.0),
+    "returns Score(1.0, ending=Ending.SERVER_FAILED)": (Ending.REWARD_FAILED, None),
+    "returns Score(1.0, ending='no such ending')": (Ending.REWARD_FAILED, None),
+    "returns float('nan')": (Ending.REWARD_FAILED, None),
+    "returns '1'": (Ending.REWARD_FAILED, None),
+    "returns None": (Ending.ABSTAINED, None),
+    "raises KeyError('x')": (Ending.REWARD_FAILED, None),
+    "raises MemoryError()": (Ending.REWARD_FAILED, None),
+    "raises SystemExit(3)": (Ending.REWARD_FAILED, None),
+    "raises ConnectionRefusedError(111, 'x')": (Ending.SERVER_FAILED, None),
+    "raises TimeoutError()": (Ending.SERVER_FAILED, None),
+    "raises OSError(errno.ENOSPC, 'x')": (Ending.DISK_FULL, None),
+    "raises SandboxError('x')": (Ending.SANDBOX_FAILED, None),
+    "raises OverLimitError('x', Ending.OVER_TIME)": (Ending.REWARD_FAILED, None),
+    "dies SIGKILL": (Ending.PROCESS_ENDED, None),
+    "dies SIGSEGV": (Ending.PROCESS_ENDED, None),
+    "exits 0": (Ending.PROCESS_ENDED, None),
+    "hangs": (Ending.REWARD_LATE, None),
+}
+
+
+def test_each_way_in_which_a_reward_ends_has_its_status_and_trains_as_the_table_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plugin(tmp_path, monkeypatch, PLUGIN)
+    found: dict[str, Score | Unscored] = {}
+
+    async def work(pool: RewardPool) -> None:
+        for index, text in enumerate(ENDINGS):
+            (found[text],) = await pool.score(reward_pools.prompt(text), [episode(text, index)])
+
+    with_pool(section("judge"), work, clocks=late_at_once(Path("hanging")))
+    for text, (ending, total) in ENDINGS.items():
+        score = found[text]
+        assert (score.ending, getattr(score, "total", None)) == (ending, total), text
+        trains = "its reward" if ending is None else ending.trains
+        assert (trains == "nothing") == isinstance(score, Unscored), text

@@ -6,7 +6,7 @@ import pytest
 from played import Played
 from reward_pools import prompt
 
-from rlax_plugin.reward.scoring import PlayCounts, PlayJob
+from rlax_plugin.reward.scoring import PlayJob
 
 OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}}
 QUESTION = {"call": 1, "trajectory": 0}
@@ -25,6 +25,8 @@ MESSAGES = {
     ),
     "another end": ({"outcome": OUTCOME | {"ended": "late"}}, ValueError, "neither done nor cut"),
     "no metrics": ({"outcome": OUTCOME | {"metrics": [1]}}, TypeError, "metrics are a list"),
+    "no ending": ({"error": "x"}, KeyError, "ending"),
+    "a policy's ending": ({"error": "x", "ending": "crashed"}, ValueError, "an error with"),
     "no end": ({"outcome": {"text": "", "rewards": []}}, KeyError, "ended"),
     "no tokens": (QUESTION | {"sample": {"tokens": "?"}}, ValueError, "base64"),
     "no messages": (QUESTION | {"sample": {"messages": [1]}}, ValueError, "these are no messages"),
@@ -37,8 +39,7 @@ async def test_a_message_that_is_none_is_rejected(name):
     message, error, words = MESSAGES[name]
     line = json.dumps({"job": 1, **message})
 
-    counts = PlayCounts()
-    job = PlayJob(prompt(), Played("x"), 60.0, counts)
+    job = PlayJob(prompt(), Played("x"), 60.0)
     with pytest.raises(error, match=words):
         job.take(json.loads(line), len(line))
-    assert not job.result.done() and counts == PlayCounts()
+    assert not job.result.done()

@@ -21,7 +21,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import Score, Turn
 from rlax_plugin.reward.messages import score_from
 from rlax_plugin.reward.process import form_of
-from rlax_plugin.reward.scoring import PlayCounts, PlayJob
+from rlax_plugin.reward.scoring import PlayJob
 
 NAME = "rlax.rewards.0 (judge)"
 SAID = f"{NAME} may return from -1000 to 1000 (rlax.reward_limit)"
@@ -86,7 +86,7 @@ def test_a_pool_of_processes(tmp_path, monkeypatch):
 
 async def test_turns_of_an_environment():
     outcome = {"text": "", "rewards": [1001.0], "ended": "done", "metrics": {}}
-    job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts(), 1000.0)
+    job = PlayJob(prompt(), Played("x"), 60.0, 1000.0)
     with pytest.raises(ValueError, match="the reward is 1001: the environment may return"):
         job.take({"outcome": outcome}, 100)
     assert job.take({"outcome": outcome | {"rewards": [1000.0]}}, 100)

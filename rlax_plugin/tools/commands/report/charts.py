@@ -63,14 +63,15 @@ _PACKING = Lines(
     (("batch/packing_efficiency", "filled with tokens"),), scale=100,
 )  # fmt: skip
 
-_REWARD_PART = "reward_part/"
+_REWARD_PART, _ENDED = "reward_part/", "episode_ended/"
 # Beginnings of the names of other metrics, by section.
 _OBJECTIVE = ("objective/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
 _MACHINES = ("time/", "rollout/", "train/")
 _MACHINE = "machine/"
 """Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
-_TOGETHER = ("evaluation", _REWARD_PART, _MACHINE)  # with intervals, or several in one chart
+# With intervals, or several in one chart.
+_TOGETHER = ("evaluation", _REWARD_PART, _ENDED, _MACHINE)
 _MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
 _SHOWN_ELSEWHERE = {
     metric
@@ -148,6 +149,7 @@ def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Sect
             chart(_LENGTH, runs),
             chart(_TURNS, runs),
             _if_any(_ERRORS, runs),
+            _endings(runs),
             _if_any(_SAVED, runs),
         ),
         *others,
@@ -166,6 +168,16 @@ def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
     lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
     return chart(lines, runs) if names else None
+
+
+def _endings(runs: Sequence[RunData]) -> Chart | None:
+    """Returns a chart of how samples and requests ended, if any did not simply end."""
+    names = sorted({n for run in runs for n in run.metrics if n.startswith(_ENDED)})
+    pairs = tuple((name, name.removeprefix(_ENDED)) for name in names)
+    caption = "By status; docs/endings.md says who can have caused it, and what trains."
+    title = "How samples and requests ended"
+    lines = Lines("endings", title, "per step", pairs, caption, counts=True)
+    return chart(lines, runs) if len(names) > 1 else None
 
 
 def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:

@@ -89,7 +89,7 @@ class _Index:
             "passrate": row["pass_rate_before"],
             "oldest": int(versions.min()) if len(versions) else None,
             "newest": int(versions.max()) if len(versions) else None,
-            "finish": row["ended"] or _last_finish(row),
+            "finish": row["ending"],
             "worker": "+".join(dict.fromkeys(map(harmless, row["workers"]))),
             "seed": str(row["seeds"][0]),  # 64 bits are more than a number in JavaScript holds
             "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
@@ -159,12 +159,6 @@ def _advantage(row: Mapping[str, Any]) -> float | None:
     """Returns the advantage of a sample; the mean over its tokens if each has its own."""
     by_token = row["token_advantages"]
     return round(float(np.mean(by_token)), 6) if by_token else row["advantage"]
-
-
-def _last_finish(row: Mapping[str, Any]) -> str:
-    """Returns the finish of the turn that was answered last."""
-    order = row["turn_order"]
-    return row["finish"][int(np.argmax(order)) if order else -1]
 
 
 def _milli(logprobs: np.ndarray) -> list[int]:

@@ -46,6 +46,7 @@ class Lines:
       unit: title of the y axis.
       metrics: (metric, label) pairs.
       scale: values are multiplied by it, e.g. 100 for percent.
+      counts: True if a step without a value has counted none.
     """
 
     key: str
@@ -55,6 +56,7 @@ class Lines:
     caption: str = ""
     log: bool = False
     scale: float = 1.0
+    counts: bool = False
 
 
 def layout(x: str, y: str, **more: object) -> go.Layout:
@@ -207,6 +209,8 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
         of_runs = [column(run, metric) * lines.scale for run in runs]
         if lines.log:  # 0 has no place on a log axis
             of_runs = [np.where(values > 0, values, np.nan) for values in of_runs]
+        if lines.counts:
+            of_runs = [np.nan_to_num(v) if np.isfinite(v).any() else v for v in of_runs]
         found.append((label, of_runs))
     figure = go.Figure(lines_of(runs, found), layout(STEP, lines.unit))
     if not figure.data:

@@ -10,7 +10,7 @@ import pytest
 from rlax_code import PythonTests, PythonTestsConfig
 from waiting import wait_until
 
-from rlax_plugin.api import Prompt, SandboxError, sandbox_layers
+from rlax_plugin.api import Ending, Prompt, SandboxError, sandbox_layers
 from rlax_plugin.testing import make_prompt
 
 pytestmark = pytest.mark.skipif(
@@ -165,11 +165,71 @@ def test_a_sandbox_that_is_killed_leaves_the_sample_unscored(which: str) -> None
     killer = threading.Thread(target=kill)
     killer.start()
     slow = "import time\ndef f(x):\n    time.sleep(10)\n    return x\n"
-    with pytest.raises(SandboxError):
+    with pytest.raises(SandboxError) as error:
         passed(reward, ["assert f(1) == 1"], slow)
+    assert error.value.ending == "process_ended"
     killer.join()
     assert passed(reward, ["assert f(1) == 1"], "def f(x): return x") == 1.0
     reward.close()
+
+
+PROGRAM = [{"input": "", "output": "4"}]
+# Tests, code, and the ending of a sample that scores 0.
+BROUGHT_DOWN: dict[str, tuple[Any, str, Ending | None]] = {
+    "wrong": (PROGRAM, "print(5)", None),
+    "wrong result": (DOUBLE, "def double(x): return 5", None),
+    "raises": (PROGRAM, "raise ValueError", Ending.CRASHED),
+    "raises in a call": (DOUBLE, "def double(x): raise ValueError", None),
+    "segfault": (PROGRAM, "import os\nos.kill(os.getpid(), 11)", Ending.CRASHED),
+    "segfault in a call": (
+        DOUBLE, "import os\ndef double(x): os.kill(os.getpid(), 11)", Ending.CRASHED,
+    ),
+    "too many processes": (PROGRAM, "import os\nwhile True: os.fork()", Ending.CRASHED),
+    "a large object": (PROGRAM, "x = b'x' * (1 << 40)", Ending.CRASHED),
+    "output": (PROGRAM, "print('4' * 10_000_000)", Ending.OVER_OUTPUT),
+    "a full disk of its own": (
+        PROGRAM, "for n in range(64): open(f'/tmp/{n}', 'wb').write(b'x' * 1_000_000)",
+        Ending.CRASHED,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[PythonTests]:
+    reward = PythonTests(PythonTestsConfig(test_s=30.0, sample_s=100.0))
+    yield reward
+    reward.close()
+
+
+@pytest.mark.parametrize("case", BROUGHT_DOWN)
+def test_code_that_brings_its_process_down_scores_0_and_says_how(
+    patient: PythonTests, case: str
+) -> None:
+    tests, code, ending = BROUGHT_DOWN[case]
+    score = patient(prompt(tests), code)
+    assert (score.total, score.ending) == (0.0, ending)
+    assert patient(prompt(PROGRAM), "print(4)").ending is None
+
+
+def test_of_a_share_the_tests_that_hold_count_and_the_first_failure_is_named() -> None:
+    reward = PythonTests(PythonTestsConfig(reward="share", test_s=2.0))
+    code = "import os\ndef f(x):\n    if x == 1: os._exit(4)\n    while x: pass\n    return 0"
+    score = reward(prompt(["assert f(0) == 0", "assert f(1)", "assert f(2)"]), code)
+    assert (score.total, score.ending) == (pytest.approx(1 / 3), Ending.CRASHED)
+    score = reward(prompt(["assert f(0) == 0", "assert f(2)", "assert f(1)"]), code)
+    assert (score.total, score.ending) == (pytest.approx(1 / 3), Ending.OVER_TIME)
+    reward.close()
+
+
+def test_a_sandbox_that_does_not_start_leaves_the_sample_unscored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = "rlax_plugin.reward.sandbox.sandbox.command"
+    monkeypatch.setattr(path, lambda *arguments: ["/bin/false"])
+    reward = PythonTests(PythonTestsConfig())
+    with pytest.raises(SandboxError, match="the sandbox cannot be started") as error:
+        passed(reward, PROGRAM, "print(4)")
+    assert error.value.ending == "sandbox_failed"
 
 
 def test_names_are_missing_whatever_the_code_does() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,19 @@ import pytest
 from part_stubs import SourceStub
 from sections import section_with
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.base.types import Episode, Key, Request, SamplingParams, Score, Turn, Unscored
+from rlax_plugin.base.types import (
+    Episode,
+    Key,
+    Request,
+    SamplingParams,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Unscored,
+)
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
 from rlax_plugin.rollout.episodes.playing import NoLog, TurnLog
 from rlax_plugin.rollout.episodes.runner import EpisodeRunner
@@ -193,6 +205,23 @@ def test_an_episode_that_fails_has_no_score_and_leaves_the_others() -> None:
     # What was sampled of it is recorded all the same.
     assert [sum(1 for _ in e.sampled) for e in found.episodes] == [2, 3, 2]
     assert found.episodes[0].ended == "cut" and found.episodes[0].truncated
+
+
+def test_each_episode_of_a_group_has_its_own_ending() -> None:
+    async def late(played: Any) -> Unscored:
+        return Unscored("it hung", Ending.ENVIRONMENT_LATE)
+
+    found = run(Pool(fails, without_end, late, at_once), Workers())
+    group = ScoredGroup(9, 2, make_prompt("7"), found.episodes, found.scores)
+    assert list(group.endings) == ["reward_failed", "cut", "environment_late", "done"]
+    (last,) = found.episodes[3].sampled
+    long = Trajectory((Turn(np.array([5], np.int32), replace(last, finish="length")),))
+    judged = replace(found.scores[3], ending=Ending.CRASHED)
+    episodes = (*found.episodes[:2], replace(found.episodes[3], trajectories=(long,)))
+    scores = (*found.scores[:2], found.scores[3])
+    assert list(replace(group, episodes=episodes, scores=scores).endings)[2] == "length"
+    scores = (*found.scores[:2], judged)
+    assert list(replace(group, episodes=episodes, scores=scores).endings)[2] == "crashed"
 
 
 def test_a_token_that_no_worker_has_is_the_environments_mistake() -> None:

@@ -33,6 +33,7 @@ async def test_a_group_begins_again_with_its_seeds_at_idle_slots():
     assert [(again.key.group, reason) for again, reason in dispatcher.again] == [
         (2, "fast ends it sooner than slow, which is slow")
     ]
+    assert dispatcher.endings == ["moved"]
     assert stubs["slow"].cancelled == 1  # nothing else was in that call
     assert fleet.workers["slow"].assigned == fleet.workers["slow"].requests == 0
     stubs["fast"].replies[2].put_nowait(reply_to(moved, 5, 5, 5, 5, finish="stop"))

@@ -60,6 +60,7 @@ async def test_what_was_generated_travels_along_to_the_next_worker():
     assert dispatcher.tokens_resumed == 7 and dispatcher.reissued == 1
     ((told, reason),) = dispatcher.again
     assert told is answered and reason == "UNAVAILABLE: told 0"
+    assert dispatcher.endings == ["worker_lost"]
     assert fleet.workers["good"].assigned == 0
     await dispatcher.close()
 

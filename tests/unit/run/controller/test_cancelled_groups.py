@@ -48,11 +48,11 @@ async def test_spare_begun_too_early_is_dropped_when_its_batch_is_full(tmp_path:
     assert [g.id for g in batch.groups] == [3, 4]
     await flow.commit()
     # Lengths were 5, 5, 2, 2. Behind three tokens: 5 - 3. Of a new one: 14 / 4.
-    assert dropped(run) == [ev.Dropped(2, "no longer needed", samples=2, tokens=2 + 4)]
+    assert dropped(run) == [ev.Dropped(2, "not_needed", samples=2, tokens=2 + 4)]
     assert (stats.dropped, stats.cancelled) == (1, 1)
     assert (stats.samples_saved, stats.tokens_saved) == (2, 6)
     totals = run.run_state.totals
-    assert totals.dropped == Counter({"no longer needed": 1})
+    assert totals.dropped == Counter({"not_needed": 1})
     assert (totals.samples_saved, totals.tokens_saved) == (2, 6)
     assert audit(run.files).violation is None
 
@@ -93,7 +93,7 @@ async def test_a_resumed_run_knows_what_was_given_up(tmp_path: Path) -> None:
     _, stats = await again.flow.batch(1)
     assert stats.dropped == 0  # it was given up after the batch
     await settle()
-    assert again.run_state.totals.dropped == totals.dropped == {"no longer needed": 1}
+    assert again.run_state.totals.dropped == totals.dropped == {"not_needed": 1}
     assert again.run_state.totals.tokens_saved == totals.tokens_saved == 3
     assert sorted(again.run_state.open) == []
     await again.supervision.close()

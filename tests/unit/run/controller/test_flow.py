@@ -120,7 +120,7 @@ async def test_too_stale_groups_are_dropped_and_replaced(make):
     await answers.answer(3, 1)
     waiting = asyncio.ensure_future(flow.batch(2))
     await settle()
-    assert run.run_state.totals.dropped == Counter({"too stale": 1})
+    assert run.run_state.totals.dropped == Counter({"too_stale": 1})
     assert sorted(answers.open) == [4]
     await answers.answer(4, 1)
     batch, stats = await waiting
@@ -148,7 +148,8 @@ async def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
     with pytest.raises(TrainingError) as failure:
         await asyncio.wait_for(flow.batch(1), 60)
     assert "(rejected: 3 because all rewards failed, 1 because " in str(failure.value)
-    assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
+    said = "such as: reward_failed: it raised; logs/rewards.log says more"
+    assert str(failure.value).endswith(said)
 
 
 async def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
@@ -202,7 +203,7 @@ async def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
     await answers.answer(3, 0, length=lengths[3])
     waiting = asyncio.ensure_future(flow.batch(2))
     await settle()
-    assert run.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
+    assert run.run_state.totals.dropped == Counter({"too_stale": 1})  # it did not
     assert sorted(answers.open) == [4, 5]
     await generate_all(run, 1, lengths)
     batch, _ = await waiting

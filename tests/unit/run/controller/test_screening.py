@@ -168,9 +168,9 @@ async def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, whe
     events = [e for segment, _ in journal.read(run.files) for e in segment.events]
     (ended,) = (e for e in events if isinstance(e, ev.Scored) and e.rejected)
     tokens = 1 if begun else 2  # of the two that other samples had
-    assert ended == ev.Scored(1, 1, 1, "no longer needed", samples_saved=1, tokens_saved=tokens)
+    assert ended == ev.Scored(1, 1, 1, "not_needed", samples_saved=1, tokens_saved=tokens)
     totals = run.run_state.totals
-    assert totals.rejected == {"no longer needed": 1} and totals.samples == 3
+    assert totals.rejected == {"not_needed": 1} and totals.samples == 3
     assert (totals.samples_saved, totals.tokens_saved) == (1, tokens)
     # Its first sample passed, but the other might have failed.
     assert run.run_state.rates.outcomes == (0, 0, 1)

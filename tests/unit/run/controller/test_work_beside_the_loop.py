@@ -10,7 +10,6 @@ import pytest
 from flow_harness import Harness, MixedOnly, settle
 from sections import section_with
 
-from rlax_plugin.reward.scoring import PlayCounts
 from rlax_plugin.run.controller import flow, issuing
 from rlax_plugin.run.controller.step_figures import StepFigures
 from rlax_plugin.run.metrics.step import FinishedStep, StepStats
@@ -95,7 +94,7 @@ class Figure:
 
 
 def test_metrics_that_wait_for_a_device() -> None:
-    rewards = SimpleNamespace(played=PlayCounts(), replaced=3)
+    rewards = SimpleNamespace(replaced=3)
     generation = SimpleNamespace(rewards=rewards, scaler=None, fleet=SimpleNamespace(workers={}))
     figures = StepFigures(section_with(), generation, {})  # pyright: ignore[reportArgumentType]
     batch = make_batch(1, [make_group([0.0, 1.0])])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from sections import section_with
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Rejected, Score, ScoredGroup, Trajectory, Turn, Unscored
-from rlax_plugin.reward.scoring import PlayCounts
 from rlax_plugin.run.metrics.step import FinishedStep, StepStats, step_metrics
+from rlax_plugin.run.state import events as ev
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
 
 
@@ -107,15 +108,30 @@ def test_figures_that_rewards_report_have_their_means_and_only_the_commonest_are
     assert len(shown) == 32 and "reward_metric/odd30" not in found
 
 
-def test_ends_of_episodes_are_counted_where_an_environment_plays_them():
-    before, now = PlayCounts(1, 1, 1, 1), PlayCounts(5, 4, 3, 2)
-    done = FinishedStep(make_batch(2), StepStats(), {})
-    found = step_metrics(done, section_with(), workers=1, replaced=0, played=now.since(before))
-    ends = {name: value for name, value in found.items() if name.startswith("episode/")}
+def test_each_ending_of_a_sample_or_a_request_is_counted():
+    stats = StepStats()
+    stats.count(ev.Reissued(3, 2, "worker w0 was lost"))
+    stats.count(ev.Reissued(4, 2, "its worker was quarantined", Ending.QUARANTINED))
+    stats.count(ev.Dropped(5, Ending.TOO_STALE))
+    group = make_group([1.0, 0.0, None, None, None])
+    scores = (
+        Score(1.0),
+        Score(0.0, ending=Ending.OVER_MEMORY),
+        *group.scores[2:4],
+        Unscored("refused", Ending.SERVER_FAILED),
+    )
+    episodes = (replace(group.episodes[0], ended=Ending.CUT), *group.episodes[1:])
+    stats.scored.append(replace(group, episodes=episodes, scores=scores))
+    done = FinishedStep(make_batch(2), stats, {})
+    found = step_metrics(done, section_with(), workers=1, replaced=0)
+    ends = {name: value for name, value in found.items() if name.startswith("episode_ended/")}
     assert ends == {
-        "episode/done": 4.0,
-        "episode/cut": 3.0,
-        "episode/errors": 2.0,
-        "episode/late": 1.0,
+        "episode_ended/cut": 1.0,
+        "episode_ended/over_memory": 1.0,
+        "episode_ended/reward_failed": 2.0,
+        "episode_ended/server_failed": 1.0,
+        "episode_ended/worker_lost": 1.0,
+        "episode_ended/quarantined": 1.0,
+        "episode_ended/too_stale": 1.0,
     }
-    assert not any(name.startswith("episode/") for name in metrics())
+    assert found["reward/errors"] == 3.0

@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import HealthCheck, settings
 from run_machine import Run, RunOfEpisodes
 
-from rlax_plugin.run.state.events import NOT_NEEDED
+from rlax_plugin.base.endings import Ending
 
 SETTINGS = settings(
     max_examples=examples(25), stateful_step_count=40, suppress_health_check=list(HealthCheck)
@@ -62,5 +62,5 @@ def test_spares_that_workers_give_up_are_accounted_for(seed: int) -> None:
         if rng.random() < 0.3:
             run.the_trainer_saves_a_checkpoint(True)
             run.the_process_dies(rng.random() < 0.5, False, 0)
-    assert run.run_.run_state.totals.dropped[NOT_NEEDED] > 3
+    assert run.run_.run_state.totals.dropped[Ending.NOT_NEEDED] > 3
     run.teardown()

@@ -254,9 +254,9 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
 def test_a_segment_of_a_format_to_come_is_named(run: RunFiles) -> None:
     document = json.loads(segment(run, 5).read_bytes())
     del document["crc32c"]
-    run.put(journal.segment_name(5), sealed(json.dumps(document | {"format": 5})))
+    run.put(journal.segment_name(5), sealed(json.dumps(document | {"format": 6})))
     number, message = broken(run)
-    assert (number, "its format is 5, expected 4" in message) == (5, True)
+    assert (number, "its format is 6, expected 5" in message) == (5, True)
 
 
 # --- numbers of five digits ----------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_records_of_an_earlier_format_are_one_clear_error(tmp_path: Path, comman
     said = " ".join(done.stderr.split())
     assert done.exit_code != 0
     assert said.startswith(f"error: {run.url} was recorded in an earlier format, ")
-    assert "only format 4 can be read or continued" in said
+    assert "only format 5 can be read or continued" in said
     assert {path.name for path in tmp_path.glob("old/*")} == {
         "config.json",
         "config.yml",

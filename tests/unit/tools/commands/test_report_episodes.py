@@ -58,7 +58,7 @@ def test_an_episode_is_one_rollout_whatever_it_consists_of(tmp_path):
     assert columns["sample"] == [0, 1, 2] and columns["tokens"] == [2, 6, 4]
     assert columns["reward"] == [1.0, 0.75, 0.0]
     assert columns["worker"] == ["w0", "w0+w1", "w0"]
-    assert columns["finish"] == ["stop", "length", "cut"]
+    assert columns["finish"] == ["done", "length", "cut"]
     assert (columns["oldest"][1], columns["newest"][1]) == (0, 1)
     assert columns["figures"] == [None, {"found": 1.0}, None]
     (chunk,) = map(json.loads, found.chunks)
@@ -100,10 +100,23 @@ def test_what_was_given_first_is_shown_where_it_is_not_the_prompt(tmp_path):
 def test_turns_per_episode_have_a_chart_where_there_may_be_several(several):
     metrics = {"step": [1.0, 2.0], "reward/mean": [0.0, 1.0]}
     if several:
-        metrics |= {"episode/turns_mean": [2.5, 2.0], "episode/cut": [0.0, 1.0]}
+        metrics |= {"episode/turns_mean": [2.5, 2.0], "episode/given_tokens": [0.0, 1.0]}
     found = charts.sections([RunData("run", "", metrics=metrics)])
     titles = {chart.title: chart for section in found for chart in section.charts}
     assert ("Turns per episode" in titles) == several
     if several:
         assert list(titles["Turns per episode"].figure.data[-1].y) == [2.5, 2.0]
-        assert "episode/cut" in titles and "episode/turns_mean" not in titles
+        assert "episode/given_tokens" in titles and "episode/turns_mean" not in titles
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_endings_have_a_chart_where_not_every_sample_is_done(several):
+    metrics = {"step": [1.0, 2.0], "reward/mean": [0.0, 1.0], "episode_ended/done": [4.0, 3.0]}
+    if several:
+        metrics |= {"episode_ended/crashed": [np.nan, 1.0]}
+    found = charts.sections([RunData("run", "", metrics=metrics)])
+    titles = {chart.title: chart for section in found for chart in section.charts}
+    assert ("How samples and requests ended" in titles) == several
+    if several:
+        lines = {line.name: list(line.y) for line in titles.popitem()[1].figure.data}
+        assert lines == {"done": [4.0, 3.0], "crashed": [0.0, 1.0]}

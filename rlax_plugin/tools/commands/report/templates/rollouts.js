@@ -141,8 +141,7 @@ async function open(place) {
     facts.splice(1, 0, ...parts.map((part, i) => [`of it ${table.rewards[i] ?? i}`, plain(part)]));
   }
   if (turns) {
-    const end = value("finish", row) === "cut" ? "cut at a limit or by an error" : "ended by the environment";
-    facts.push(["turns", `${turns.length}, ${end}`], ["what rewards read", value("completion", row)]);
+    facts.push(["turns", turns.length], ["what rewards read", value("completion", row)]);
     turns.forEach(([, , count, finish, reward], index) => facts.push([`turn ${index + 1}`,
       `${count} tokens, ended by ${finish}${reward === null ? "" : `, reward ${reward}`}`]));
   }
