@@ -104,3 +104,10 @@ def test_a_line_in_other_words_is_none_of_the_product() -> None:
 def test_what_the_page_says_of_a_suspect_worker_is_what_the_doctor_says() -> None:
     (sentence,) = re.findall(r"`(worker NAME is suspect: .*?)`", prose(read("symptoms.md")))
     assert consists(words_of(sentence.replace("NAME", "far-0").replace(" N ", " 1.3 ")))
+
+
+def test_what_the_page_says_of_an_empty_report_is_on_its_page() -> None:
+    sentence = "No step has been recorded so far."
+    templates = ROOT / "rlax_plugin/tools/commands/report/templates"
+    assert f"*{sentence}*" in read("symptoms.md")
+    assert f">{sentence}<" in (templates / "base.html").read_text()
