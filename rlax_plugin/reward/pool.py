@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import DeadlineError, RlaxError
 from rlax_plugin.base.liveness.marks import forget
 from rlax_plugin.base.processes.python import python_command
@@ -758,10 +757,9 @@ class RewardPool:
         except RlaxError as error:
             self._fail(error)
             return
-        for job, error in verdicts.items():
+        for job, failed in verdicts.items():
             process.drop(job)
-            ending = job.over if isinstance(error, DeadlineError) else Ending.PROCESS_ENDED
-            job.fail(Unscored(str(error), ending))
+            job.fail(failed)
         if ended:  # a group that ends all processes holds up no other
             ended[0].priority.order = next(self._orders)
             heapq.heapify(self._waiting)

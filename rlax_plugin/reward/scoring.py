@@ -474,7 +474,7 @@ class Blame:
 
     def verdicts(
         self, how: str | DeadlineError, ended: Sequence[Job], begun: int
-    ) -> Mapping[Job, RlaxError]:
+    ) -> Mapping[Job, Unscored]:
         """Returns the jobs that fail, with the reason, and marks others as suspects.
 
         A job is to blame if nothing else can have ended the process: if the process was started for
@@ -488,22 +488,23 @@ class Blame:
         Raises:
           RlaxError: processes keep ending without any result.
         """
-        verdicts: dict[Job, RlaxError] = {}
+        verdicts: dict[Job, Unscored] = {}
         description = self._description(how, ended)
         if isinstance(how, DeadlineError):
-            verdicts = dict.fromkeys(ended, how)
+            verdicts = {job: Unscored(description, job.over) for job in ended}
             if ended[0].abandoned:
                 return verdicts
         else:
             for job in ended:
                 if job.deaths or begun == 1:
-                    verdicts[job] = RlaxError(description)
+                    verdicts[job] = Unscored(description, Ending.PROCESS_ENDED)
                 job.deaths += 1
                 job.alone = job.alone or len(ended) > 1
         on = f", on prompt {ended[0].prompt.id}" if ended else ""
         self._replace(f"{description}{on}")
         if ended:
-            self._count(ended[0].prompt.id, description)
+            ending = ended[0].over if isinstance(how, DeadlineError) else Ending.PROCESS_ENDED
+            self._count(ended[0].prompt.id, Unscored(description, ending))
         return verdicts
 
     def _description(self, how: str | DeadlineError, ended: Sequence[Job]) -> str:
@@ -525,14 +526,14 @@ class Blame:
                 "what they printed)"
             )
 
-    def _count(self, prompt_id: str, description: str) -> None:
+    def _count(self, prompt_id: str, failed: Unscored) -> None:
         self._in_vain.append(prompt_id)
-        self._lately.append((prompt_id, description))
+        self._lately.append((prompt_id, failed.shown))
         most = self._most_in_vain[self._succeeded]
         most *= self._processes  # processes that wait for one judge expire together
         if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
             raise RlaxError(
-                f"{description}; reward processes ended {len(self._in_vain)} times in a row "
+                f"{failed.reason}; reward processes ended {len(self._in_vain)} times in a row "
                 "and no sample got a reward: fix that reward (its output is in "
                 f"{self._log})"
             )

@@ -114,7 +114,7 @@ def test_the_table_searches_filters_and_sorts(page, run):
     )
 
     page.keyboard.press("/")
-    page.keyboard.type("local-1 stop")
+    page.keyboard.type("local-1 done")
     wanted = [r for r in rows if r["workers"] == ["local-1"] and r["finish"] == "stop"]
     expect(count).to_have_text(f"{len(wanted)} of {len(rows)}")
     page.fill("#search", "")

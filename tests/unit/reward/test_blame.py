@@ -70,7 +70,8 @@ def test_a_process_that_ends_counts_as_a_failure(results: int) -> None:
             deaths=0, alone=False,
         )  # fmt: skip
         blame.verdicts("ended with exit code 3", [job], 2)
-    assert blame.failing == "the reward process of rlax.rewards.0 (x) ended with exit code 3"
+    said = "process_ended: the reward process of rlax.rewards.0 (x) ended with exit code 3"
+    assert blame.failing == said  # as ``rlax status`` and ``rlax doctor`` quote it
     judged(blame, "d")
     assert (blame.failing == "") == (results > 0)
 
@@ -163,6 +164,7 @@ def test_each_way_in_which_a_reward_ends_has_its_status_and_trains_as_the_table_
     async def work(pool: RewardPool) -> None:
         for index, text in enumerate(ENDINGS):
             (found[text],) = await pool.score(reward_pools.prompt(text), [episode(text, index)])
+        assert pool.failing.startswith("reward_late: rlax.rewards.0 (judge) (slowest answer")
 
     with_pool(section("judge"), work, clocks=late_at_once(Path("hanging")))
     for text, (ending, total) in ENDINGS.items():
