@@ -9,12 +9,14 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 from pydantic import Field
 
 from rlax_plugin.api import (
     BuildContext,
+    CheckResult,
     ConfigError,
     Extension,
     Launcher,
@@ -233,6 +235,14 @@ class Static(Launcher):
 class ColocatedConfig(NoOptions):
     """Generates in the trainer's process, in turns with training on the same devices."""
 
+    workers: ClassVar[int] = 1
+
+
+_SAYS = {
+    "devices": "of one process: its worker needs none besides the trainer's, and generates while "
+    "the trainer waits for a batch; rlax init chooses this where the config is for an accelerator"
+}
+
 
 class Colocated(Static):
     """Starts no processes: the controller has one worker itself. Others may join as with static."""
@@ -255,5 +265,9 @@ def rlax_register_launcher() -> dict[str, Extension]:
             LocalConfig, lambda config, context: Local(config), check_start=_check_cores
         ),
         "static": Extension(StaticConfig, lambda config, context: Static()),
-        "colocated": Extension(ColocatedConfig, lambda config, context: Colocated()),
+        "colocated": Extension(
+            ColocatedConfig,
+            lambda config, context: Colocated(),
+            check=lambda config, context: CheckResult(says=_SAYS),
+        ),
     }

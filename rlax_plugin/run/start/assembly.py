@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.command_lines import pasteable
 from rlax_plugin.config.identity import host_hash
 from rlax_plugin.data.curation.pass_rate_files import About
@@ -202,6 +203,12 @@ class _Assembly:
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
         leader = self._leader()
+        if leader is not None and start.devices is not None:
+            reason = (
+                "generates on the devices of one host, and the trainer has several: choose a "
+                "launcher whose workers have devices of their own"
+            )
+            raise ConfigError("rlax.launcher", s.launcher.name, reason)
         if leader is not None:
             await asyncio.to_thread(record_start, setup.files, leader)
             start.lead(leader)

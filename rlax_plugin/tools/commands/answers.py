@@ -63,7 +63,11 @@ class Answers:
     )
     preset: str = _choice("dapo", "preset of the objective; rlax explain preset lists them")
     steps: int = _choice(STEPS, "number of RL steps")
-    workers: int = _choice(2, "number of rollout worker processes")
+    workers: int | None = _choice(
+        None,
+        "number of rollout worker processes; without it 2, or none where the config is for an "
+        "accelerator: then the trainer's own process generates (launcher colocated)",
+    )
     staleness: int = _choice(1, "maximum staleness of a sample, in weight versions (1: on-policy)")
     output_directory: str = _choice("runs", "directory for runs: a path or a URL such as gs://...")
     group_size: int = _choice(8, "number of samples per prompt")

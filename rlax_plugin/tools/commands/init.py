@@ -69,6 +69,7 @@ _ARITHMETIC = Task(
     },
 )
 _NUMBER_TOKENS = 8
+_WORKERS = 2
 _NUMBERS = ("number_tasks", "rlax_number_tasks")
 
 
@@ -157,7 +158,7 @@ def config_text(
         steps=answers.steps,
         staleness=answers.staleness,
         width=keys.get("base_emb_dim", WIDTH),
-        workers=answers.workers,
+        workers=answers.workers or _WORKERS,
     )
     values = relative_to(_values(answers, task, tiny, size, path.parent), path.parent)
     section = validate(RlaxSection, values, "rlax")
@@ -343,6 +344,9 @@ def _values(
 ) -> dict[str, Any]:
     """Returns the section ``rlax:`` as a config in ``directory`` has it."""
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
+    # Only a config of MaxText's own models is for an accelerator, which one process can have.
+    colocated = answers.workers is None and not tiny and not _is_directory(answers.model)
+    local = {"name": "local", "workers": size.workers}
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
@@ -355,14 +359,14 @@ def _values(
             "max_prompt_tokens": task.max_prompt_tokens,
             "max_new_tokens": answers.max_new_tokens or task.max_new_tokens,
             "temperature": 1.0,
-            "slots": min(_MOST_SLOTS, -(-size.rows // answers.workers)),
+            "slots": min(_MOST_SLOTS, -(-size.rows // (1 if colocated else size.workers))),
         },
         "staleness": {"reload_every": 1, "max_staleness": answers.staleness},
         "curation": {"sampler": {"name": "learnability"}, "filters": filters},
         "objective": {"preset": answers.preset},
         "weights": {"store": {"name": "orbax"}, "keep": 2},
         "evaluation": size.evaluation(task.evaluation),
-        "launcher": {"name": "local", "workers": answers.workers},
+        "launcher": {"name": "colocated"} if colocated else local,
         "trackers": [{"name": "tensorboard"}],
         "trainer": {
             "name": "maxtext",
