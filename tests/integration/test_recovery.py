@@ -192,6 +192,23 @@ def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
     assert replayed.exit_code == 0 and f"identical: {STEPS + 1} versions" in said
 
 
+def test_a_trainer_that_generates_itself_ends_as_one_with_workers(tmp_path, undisturbed_packed):
+    files = RunFiles(tmp_path / "runs/testing")
+    settings = (
+        *(*SIGNAL, *PACKED, "rlax.launcher={name: colocated}"),
+        "rlax.rollouts.engine.reads_memory=true",
+    )
+    for kill in ("segment-written:1", "step-trained:2"):
+        killed = train(tmp_path, *settings, kill_at=kill)
+        assert killed.returncode == -signal.SIGKILL, f"{kill} was not reached: {killed.stdout}"
+    again = train(tmp_path, *settings)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert_same_run(files, undisturbed_packed)
+    # By reference: only what a process begins with, checkpoints and the end were written.
+    assert not list((tmp_path / "runs/testing/logs").glob("local-*"))
+    assert {row["workers"][0] for row in rows(tmp_path / "runs/testing")} == {"colocated"}
+
+
 def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
     files = undisturbed_packed
     metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
