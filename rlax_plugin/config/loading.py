@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.base.text.secrets import learn_secrets
-from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
+from rlax_plugin.config import NonNegativeInt, RlaxSection, default_parts, plain_name
 from rlax_plugin.config.data_paths import located, marked
 from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
@@ -152,9 +152,9 @@ def load_section(
 def _whole_steps(value: Any) -> int:
     """Returns MaxText's ``steps``, read as MaxText reads it."""
     try:
-        return TypeAdapter(PositiveInt).validate_python(value)
+        return TypeAdapter(NonNegativeInt).validate_python(value)
     except ValidationError:
-        reason = "must be a whole number, at least 1 and at most 2147483647"
+        reason = "must be a whole number, at least 0 and at most 2147483647"
         raise ConfigError("steps", value, reason) from None
 
 

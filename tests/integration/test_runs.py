@@ -50,6 +50,21 @@ def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
     assert "pass@1" in again and "resuming" not in again
 
 
+def test_a_run_of_no_steps_publishes_and_measures_its_first_weights(tmp_path):
+    """As one does that is only trained by demonstrations."""
+    run = Run(tmp_path, "steps=0")
+    status, out = run.end()
+    summary = run.summary()
+    assert status == 0, out
+    assert summary["complete"] and summary["steps"] == 0 and summary["weight_versions"] == 1
+    assert "verdict" not in summary
+    assert summary["pass_at_1_before"]["value"] == summary["pass_at_1_after"]["value"]
+    assert " steps=1" in next(line for line in out.splitlines() if "continue training" in line)
+    assert list(json.loads((run.dir / "versions.json").read_text()))
+    status, again = Run(tmp_path, "steps=2").end()
+    assert status == 0 and run.summary()["steps"] == 2, again
+
+
 @pytest.mark.parametrize(
     ("phase", "number"),
     [

@@ -112,7 +112,9 @@ def verdict_of(
       before, after: evaluations before and after training.
       stats, maxtext, steps: see ``Judged``.
     """
-    if before is None or after is None or (change := change_of(before, after, section)) is None:
+    if before is None or after is None or not steps:  # without RL steps nothing has changed
+        return None
+    if (change := change_of(before, after, section)) is None:
         return None
     held_out = next(iter(before.sets))
     run = Judged(stats, before.main, after.main, section, maxtext, steps)

@@ -41,7 +41,7 @@ def print_results(
         if files.exists(name.rstrip("/")):
             out.print(f"{what:20} {_shown(files)}/{name}")
     longer = [word for word in argv if not word.startswith("steps=")] + [
-        f"steps={2 * steps * updates}"
+        f"steps={max(1, 2 * steps) * updates}"
     ]
     out.print(f"continue training:   {train_command(longer)}")
     out.print(f"write a report:      {pasteable('rlax', 'report', files.url)}")

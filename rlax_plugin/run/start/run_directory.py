@@ -42,7 +42,7 @@ def run_directory(maxtext: Mapping[str, Any]) -> str:
       ConfigError: a key is missing.
     """
     for key in ("run_name", "base_output_directory", "steps"):
-        if not maxtext.get(key):
+        if maxtext.get(key) in (None, ""):
             raise ConfigError(key, maxtext.get(key), "must be set in the config or as key=value")
     return f"{str(maxtext['base_output_directory']).rstrip('/')}/{maxtext['run_name']}"
 

@@ -216,11 +216,11 @@ def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
     assert config_hash(merged(path, same)) == config_hash(merged(path, same[::-1])) != digest
 
 
-@pytest.mark.parametrize("steps", ["many", "0", "-1", "1.5", "[3]"])
-def test_steps_are_a_whole_number_from_1(tmp_path, steps):
+@pytest.mark.parametrize("steps", ["many", "-1", "1.5", "[3]"])
+def test_steps_are_a_whole_number_from_0(tmp_path, steps):
     with pytest.raises(
         ConfigError,
-        match=r"^steps = .*: must be a whole number, at least 1 and at most 2147483647$",
+        match=r"^steps = .*: must be a whole number, at least 0 and at most 2147483647$",
     ):
         load_section(write(tmp_path, MINIMAL), [f"steps={steps}"])
 

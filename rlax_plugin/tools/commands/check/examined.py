@@ -146,7 +146,7 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     context = replace(BuildContext.outside_run(section, config.config), progress=progress)
     checked = registry.check(section, context)
     asks = section.signals or section.batches.shared_prompts or section.weights.dtype != "model"
-    if asks and config.maxtext.get("steps"):  # without them rlax train builds no trainer
+    if asks and config.rl_steps is not None:  # without them rlax train builds no trainer
         Builder(registry, context).trainer()
 
     def part(kind: str, choice: Choice, key: str) -> Any:

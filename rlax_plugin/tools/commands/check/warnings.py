@@ -121,7 +121,7 @@ def _warnings_of_length(config: Examined) -> Iterator[ConfigWarning]:
     if config.prompts is None:
         return
     groups = config.groups
-    if groups is not None and groups < config.prompts.train:
+    if groups is not None and 0 < groups < config.prompts.train:
         yield (
             "steps",
             f"is {config.maxtext['steps']}, which makes {groups:,} groups, fewer than the "
