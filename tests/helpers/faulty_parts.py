@@ -1,15 +1,17 @@
-"""Engine and reward ``faulty``: the toys of ``rlax_plugin.testing``, which fail as told.
+"""Engines ``faulty`` and ``dying``, reward ``faulty``: the toys, which fail as told.
 
-The engine uses other weights than those that it has loaded. The reward raises for one prompt.
+The first engine uses other weights than those that it has loaded. The reward raises for one prompt.
 """
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from rlax_plugin.api import BuildContext, Extension, Prompt, Section, hookimpl
+from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollout.worker.endpoint import NAME as WORKER
@@ -27,6 +29,25 @@ class FaultyEngineConfig(ScriptedConfig):
 
     fault_at_version: int
     fault_worker: str
+
+
+class DyingEngine(ScriptedEngine):
+    """The scripted engine, which dies as one whose memory does not suffice.
+
+    It does once it holds the version that the environment's ``DIES_AT`` has.
+    """
+
+    def health(self) -> dict[str, float]:
+        self._look()
+        return super().health()
+
+    async def generate(self, requests: Any, on_reply: Any) -> None:
+        self._look()
+        await super().generate(requests, on_reply)
+
+    def _look(self) -> None:
+        if self.version >= int(os.environ.get("DIES_AT", "1000")):
+            raise WorkerError("rollout engine: out of memory on device 0")
 
 
 class FaultyEngine(ScriptedEngine):
@@ -80,7 +101,11 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
     def build(config: FaultyEngineConfig, context: BuildContext) -> FaultyEngine:
         return FaultyEngine(config, build_weight_store(context), context.section)
 
-    return {"faulty": Extension(FaultyEngineConfig, build)}
+    def dying(config: ScriptedConfig, context: BuildContext) -> DyingEngine:
+        return DyingEngine(config, build_weight_store(context), context.section)
+
+    faulty = Extension(FaultyEngineConfig, build)
+    return {"faulty": faulty, "dying": Extension(ScriptedConfig, dying)}
 
 
 @hookimpl

@@ -1,10 +1,9 @@
 """A run whose worker is in the trainer's process: others join it, and its engine may fail."""
 
+import os
 import signal
 
-from command_line import rlax
-from runs import Run, plugins, process
-from waiting import wait_until
+from runs import HELPERS, Run, plugins, process
 
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.tools.commands.audit import audit
@@ -44,11 +43,22 @@ def trainers_of(run: Run) -> set[str]:
     return {name for row in run.trained() for name in row["workers"]}
 
 
-def test_an_engine_that_fails_ends_the_run_with_its_words_and_the_run_goes_on(tmp_path):
-    failing = (COLOCATED, "steps=4", plugins("failing_engine"), "rlax.evaluation.problems=0")
-    run = Run(tmp_path, *failing, "rlax.rollouts.engine={name: failing, after: 2}")
+def test_an_engine_that_dies_ends_the_run_with_its_words_and_the_run_is_continued(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", HELPERS, prepend=os.pathsep)
+    monkeypatch.setenv("DIES_AT", "2")
+    settings = (
+        *("steps=4", plugins("faulty_parts"), "rlax.evaluation.problems=0", COLOCATED),
+        *("rlax.rollouts.engine.name=dying", "rlax.trainer.checkpoint_every=1"),
+    )
+    run = Run(tmp_path, *settings)
     status, out = run.end()
     assert status == 1 and "out of memory on device 0" in out
     assert len(run.steps()) == 2
-    assert rlax("audit", str(run.dir)).exit_code == 0
-    wait_until(lambda: run.process.poll() is not None)
+    monkeypatch.delenv("DIES_AT")
+    again = Run(tmp_path, *settings)
+    status, out = again.end()
+    assert status == 0, out
+    assert [metrics["step"] for metrics in again.steps()] == [1, 2, 3, 4]
+    assert audit(RunFiles(run.dir)).violation is None
