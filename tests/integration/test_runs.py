@@ -74,8 +74,10 @@ def test_a_run_of_no_steps_publishes_and_measures_its_first_weights(tmp_path):
 )
 def test_a_signal_before_training_ends_the_run_at_once(tmp_path, phase, number):
     """Signals reach the processes of a group, and all of them must end."""
-    # A worker that loads weights tries itself, which takes this latency twice.
-    run = Run(tmp_path, "rlax.rollouts.engine.latency_s=5", "rlax.deadlines.drain_s=1")
+    # A worker that loads weights tries itself, which takes this latency twice; the problems take it
+    # eight times, one after the other.
+    long = ("rlax.rollouts.engine.latency_s=5", "rlax.evaluation.problems=32")
+    run = Run(tmp_path, *long, "rlax.deadlines.drain_s=1")
 
     def a_worker_has(said: str) -> bool:
         return any(said in log.read_text() for log in run.dir.glob("logs/local-*.log"))
