@@ -133,6 +133,10 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
 
 def _loaded(config: ResolvedConfig, overrides: Mapping[str, Any]) -> Config:
     """Loads once; see ``load``."""
+    if config.maxtext.get("steps") == 0:
+        # MaxText knows no loop without a step: the trainer ends it before its first.
+        steps = config.section.objective.updates_per_step
+        config = replace(config, maxtext={**config.maxtext, "steps": steps})
     said = {key: config.maxtext[key] for key in _winning(config)}
     filed = {key: value for key, value in config.maxtext.items() if key not in said}
     overrides = {**_cache_as_it_is(config), **_one_host(config), **said, **overrides}

@@ -30,6 +30,11 @@ def given_config(context: BuildContext) -> ResolvedConfig:
     return context.config
 
 
+def trains(context: BuildContext) -> bool:
+    """True if the config asks for RL steps; without, its first weights are all that is wanted."""
+    return context.maxtext.get("steps") != 0
+
+
 def answered_prompts(context: BuildContext) -> PromptSource:
     """The run's prompt source, if it has correct answers, and others to measure pass@1 on.
 

@@ -16,6 +16,7 @@ from rlax_maxtext.config_agreement import (
     check_shapes,
     demonstrations,
     given_config,
+    trains,
 )
 from rlax_maxtext.options import DATA, TrainerOptions, WarmStart, check_directory
 from rlax_maxtext.several_hosts import Obedient, Orders, join
@@ -51,6 +52,11 @@ _IMPORT_S, _BUILD_S = 25.0, 15.0  # typically
 
 class _Published(Exception):
     """The first weights are published; no training is requested."""
+
+
+def _stop_unless(wanted: bool) -> None:
+    if not wanted:
+        raise _Published
 
 
 def _none(step: int) -> Mapping[str, np.ndarray]:
@@ -153,6 +159,7 @@ class MaxTextTrainer(Trainer):
             signals.start(model, loop.completed)
             orders.all("started")
             publish(loop)
+            _stop_unless(trains(self._context))
 
         def batches(step: int) -> Mapping[str, np.ndarray]:
             batch = port.next_batch(step)
@@ -188,7 +195,8 @@ class MaxTextTrainer(Trainer):
         try:
             while True:
                 try:
-                    run_train_loop(config, events, **training.of_loop)
+                    with contextlib.suppress(_Published):
+                        run_train_loop(config, events, **training.of_loop)
                 except DamagedCheckpointError as error:
                     if self._context.hosts is not None:
                         raise  # the other hosts would have to start again, too
@@ -224,6 +232,7 @@ class MaxTextTrainer(Trainer):
             model.loop = loop
             model.until("started")
             publish(loop)
+            _stop_unless(trains(self._context))
 
         events = Events(
             batches=_none,
@@ -233,7 +242,8 @@ class MaxTextTrainer(Trainer):
             update_arrays=training.update_arrays,
             next_update=model.next_update,
         )
-        run_train_loop(config, events, **training.of_loop)
+        with contextlib.suppress(_Published):
+            run_train_loop(config, events, **training.of_loop)
         distributed.leave()
 
     def _training(self, config: Any) -> Training:

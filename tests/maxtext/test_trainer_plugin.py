@@ -412,3 +412,11 @@ def test_init_writes_what_check_accepts_and_explains(tmp_path):
     assert found["memory_bytes"].keys() == {"rlax.trainer", "rlax.rollouts.engine"}
     assert found["warnings"] == []
     assert found["words"]["rlax.trainer"]["warm start"].startswith("supervised, at most 2,000 ")
+
+
+def test_without_steps_the_first_weights_are_published_and_nothing_trains(tmp_path):
+    port, argv = FakePort(stop_after=None, canary=False), saving(tmp_path)
+    context = context_of(argv)
+    none = dataclasses.replace(context, config=resolve(argv[0], [*argv[1:], "steps=0"]))
+    OFFER.build(options_of(context), none).run(port)
+    assert port.calls == [("publish", 0)]
