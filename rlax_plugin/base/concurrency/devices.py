@@ -39,6 +39,11 @@ class Devices:
             phase = "training" if self._training else "generation" if self._generating else "none"
             return phase, time.monotonic() - self._since_s
 
+    @property
+    def training(self) -> bool:
+        """True while the trainer has the devices; any thread."""
+        return self._training
+
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Waits until the trainer does not have the devices; it then waits for the block's end.

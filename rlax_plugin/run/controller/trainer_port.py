@@ -107,7 +107,9 @@ class ControllerPort(TrainerPort):
                 self._publish_again(wrong)
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         what = f"the batch of step {step}"
-        self.activity.begins(f"waiting for {what}", ends_at("rlax.deadlines.batch_s", deadline_s))
+        having = "" if self._devices is None else ", while generation has the devices"
+        ends = ends_at("rlax.deadlines.batch_s", deadline_s)
+        self.activity.begins(f"waiting for {what}{having}", ends)
         began_s, used_s = time.perf_counter(), 0.0
         while True:
             work = self._controller.next_batch(step)
@@ -118,7 +120,10 @@ class ControllerPort(TrainerPort):
             self._publish_again(found)
             used_s = time.perf_counter() - began_s
         if self._devices is not None:
-            self._devices.train(self._section.deadlines.group_s, "rlax.deadlines.group_s")
+            group_s, key = self._section.deadlines.group_s, "rlax.deadlines.group_s"
+            having = "waiting for the engine's present call to end, which has the devices"
+            self.activity.begins(having, ends_at(key, group_s))
+            self._devices.train(group_s, key)
         self._publisher.forget()
         self._current = found
         batch, _ = found

@@ -52,7 +52,7 @@ async def colocated_worker(
             endpoint=OwnProcess(run.controller, run.secret.certificate),
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
-            progress=lambda health, loading: service.progress(health, loading),
+            progress=lambda health, loading: service.progress(health, loading, devices.training),
             memory=THIS_PROCESS,
         )
         service = RolloutService(
