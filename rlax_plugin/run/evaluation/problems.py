@@ -26,7 +26,7 @@ class Answered:
       truncated_n: bool, True if a completion was cut at the maximum number of tokens.
       votes: of each sample, the first sample of the problem with the same answer; None if it gives
         no answer.
-      failure: the reason of the first failed reward; None if all succeeded.
+      failure: the ending and the reason of the first failed reward; None if all succeeded.
     """
 
     rewards_n: np.ndarray
@@ -49,7 +49,7 @@ class Answered:
             lengths_n=np.array([episode.tokens for episode in episodes]),
             truncated_n=np.array([episode.truncated for episode in episodes]),
             votes=[None if a is None else first.setdefault(a, i) for i, a in enumerate(answers)],
-            failure=next((s.reason for s in scores if isinstance(s, Unscored)), None),
+            failure=next((s.shown for s in scores if isinstance(s, Unscored)), None),
         )
 
 

@@ -182,7 +182,8 @@ def _rewards(evidence: Evidence, status: ControllerStatus) -> Iterator[Finding]:
         yield Finding(
             rewards_fail(status.reward_error),
             "rlax.curation.guard or max_refill, which end a run that keeps too few groups",
-            "mend that reward: rlax score tries rewards on a file",
+            "mend that reward, or what it depends on: docs/endings.md explains the status before "
+            "the error, and rlax score tries rewards on a file",
             next(living, None),
         )
 

@@ -113,7 +113,7 @@ def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
         return Answered.of([make_episode() for _ in scores], scores, [None] * len(scores))
 
     sets = {"fine": [answered(good, good)], "hard": [answered(good, bad), answered(worse)]}
-    assert failures_of(sets) == {"hard": "KeyError: 'a'"}
+    assert failures_of(sets) == {"hard": "reward_failed: KeyError: 'a'"}
 
 
 class Watched(Parts):
@@ -189,7 +189,7 @@ def test_an_evaluation_keeps_numbers_and_neither_tokens_nor_log_probs() -> None:
     found = asyncio.run(evaluator(section, source, parts, problems).run(5))
     assert found.main["pass_at_1"].value == pytest.approx((1 + 1 + 1 / 2) / 3)
     assert found.main["reward_errors"].value == pytest.approx(1 / 6)
-    assert found.failures == {"a": "KeyError: 2"}
+    assert found.failures == {"a": "reward_failed: KeyError: 2"}
     # Of each problem 2 samples, 3 turns and 3 arrays; looked at before 2 later turns and a score.
     assert len(parts.arrays) == 3 * 2 * 3 * 3 and parts.kept == [0] * (3 * 2 * 2 + 3)
     assert parts._have_let_go()

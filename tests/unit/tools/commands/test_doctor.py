@@ -173,11 +173,12 @@ def test_a_group_and_a_reward_that_take_long() -> None:
 
 def test_rewards_that_fail_are_named_before_the_wait_for_them() -> None:
     waits = Doing(what="waiting for the batch of step 5", since=NOW - 60)
-    failing = status(0.05, step_s=1.0, reward_error="rlax.rewards.0 (x): boom")
+    error = "server_failed: rlax.rewards.0 (x): boom"
+    failing = status(0.05, step_s=1.0, reward_error=error)
     processes = [process("rewards", state="", pid=9), process("rewards", pid=10)]
     seen = Seen(failing.model_copy(update={"trainer": waits}))
     first, second = findings(evidence(seen, processes=processes))
-    words = "rewards fail, such as: rlax.rewards.0 (x): boom; logs/rewards.log says more"
+    words = f"rewards fail, such as: {error}; logs/rewards.log says more"
     assert first.what == words and "rlax score tries rewards" in first.try_
     assert first.process is not None and first.process.mark.log.name == "rewards.log"
     assert first.process.mark.pid == 10  # the other one has ended
