@@ -12,6 +12,7 @@ from histories import bits, group, rejected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.types import (
     Episode,
@@ -104,7 +105,7 @@ def turns(draw: st.DrawFn, first: np.ndarray, channels: list[str]) -> tuple[Turn
 @st.composite
 def scores(draw: st.DrawFn, episode: Episode) -> Score | Unscored:
     if draw(st.integers(0, 3)) == 0:
-        return Unscored(draw(TEXT))
+        return Unscored(draw(TEXT), draw(st.sampled_from([e for e in Ending if e.unscored])))
     paid = ()
     if draw(st.booleans()):
         paid = tuple(
@@ -116,6 +117,7 @@ def scores(draw: st.DrawFn, episode: Episode) -> Score | Unscored:
         parts=tuple(draw(st.lists(FINITE, max_size=2))),
         metrics=draw(st.dictionaries(TEXT, FINITE, min_size=1, max_size=2) | st.just({})),
         token_rewards=paid,
+        ending=draw(st.none() | st.sampled_from([e for e in Ending if e.by_reward])),
     )
 
 
@@ -136,7 +138,7 @@ def groups(draw: st.DrawFn, number: int, channels: list[str]) -> ScoredGroup:
             Trajectory(draw(turns(given, channels))) for _ in range(draw(st.integers(1, 2)))
         )
         texts = tuple(draw(st.lists(TEXT, max_size=3)))
-        ended = draw(st.sampled_from(["done", "cut"]))
+        ended = draw(st.sampled_from([Ending.DONE, Ending.CUT]))
         places = range(sum(len(one.turns) for one in trajectories))
         order = tuple(draw(st.permutations(places) | st.just(())))
         episodes.append(Episode(index, trajectories, draw(TEXT), ended, texts, order))
@@ -182,6 +184,13 @@ def test_a_file_gives_back_what_was_put_into_it(file: tuple[TrainBatch, list[Jud
     assert bits(judged(beside)) == bits(others)
     again = [samples.of_batch(as_batch(7, recorded)), samples.to_table(judged(beside))]
     assert samples.to_parquet(7, samples.joined(again)) == data  # the same file, the same checksum
+    said = [
+        ending
+        for g in (*batch.groups, *(one.group for one in beside))
+        for episode, ending in zip(g.episodes, g.endings, strict=True)
+        for _ in episode.trajectories
+    ]
+    assert rows.column("ending").to_pylist() == said
     trajectories = [
         t for g in (*batch.groups, *(one.group for one in beside)) for e in g.episodes
         for t in e.trajectories
