@@ -62,6 +62,8 @@ def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
     assert status == 130, out
     summary = run.summary()
     assert summary["groups_reissued"] > 0 and summary["worker_restarts"] == kills
+    lost = sum(step.get("episode_ended/worker_lost", 0) for step in run.steps())
+    assert 0 < lost <= summary["groups_reissued"]
     samples = trained(run)
     shared = passed_on()
     assert shared
