@@ -200,12 +200,9 @@ def _says_of_start(warm: WarmStart, data: Demonstrations | None) -> dict[str, st
     if warm.directory:
         return {"warm start": f"the finished one in {warm.directory}"}
     if data is not None:
-        left_out = [f"{one.count:,} {reason}" for reason, one in data.train.skipped.items()]
         return {
-            "warm start": f"supervised, {len(data.train):,} demonstrations"
-            + (f" (left out: {', '.join(left_out)})" if left_out else "")
-            + f", {warm.epochs} epoch(s) in steps of {warm.batch_rows} rows, learning_rate "
-            f"{warm.learning_rate:g}"
+            "warm start": f"supervised, {data}, {warm.epochs} epoch(s) in steps of "
+            f"{warm.batch_rows} rows, learning_rate {warm.learning_rate:g}"
         }
     below = "" if warm.required else "; RL starts also below it"
     return {

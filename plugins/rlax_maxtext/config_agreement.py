@@ -77,6 +77,11 @@ class Demonstrations:
     train: PromptTable
     held_out: PromptTable | None
 
+    def __str__(self) -> str:
+        skipped = self.train.skipped.items()
+        left_out = ", ".join(f"{rows.count:,} {reason}" for reason, rows in skipped)
+        return f"{len(self.train):,} demonstrations" + (f" (left out: {left_out})" * bool(left_out))
+
 
 def demonstrations(context: BuildContext, warm: WarmStart) -> Demonstrations:
     """Reads the demonstrations that the config names; the first time takes as long as their data.

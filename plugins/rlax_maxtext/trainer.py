@@ -102,6 +102,7 @@ class MaxTextTrainer(Trainer):
         if warm.data is not None:
             data = demonstrations(self._context, warm)
             check_tokenizer(config, data.source.tokenizer, data.name, DATA)
+            log.info("warm start: %s", data)
             return on_demonstrations.train(given, config, warm, data, report)
 
         def measured(step: int, pass_at_1: float) -> None:

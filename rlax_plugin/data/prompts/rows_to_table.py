@@ -23,12 +23,7 @@ from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.text.harmless import harmless, one_line
 from rlax_plugin.base.tokens.chat import Demonstration
 from rlax_plugin.data.prompts.config import KEY, MANIFEST, TRAIN
-from rlax_plugin.data.prompts.conversations import (
-    Continuation,
-    Conversation,
-    ConversationColumns,
-    encoded,
-)
+from rlax_plugin.data.prompts.conversations import ConversationColumns, encoded
 from rlax_plugin.data.prompts.row_columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.data.prompts.table import ELSEWHERE, Skipped
 from rlax_plugin.data.prompts.text_source import prompt_id
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
 
 TOO_LONG, DUPLICATE, BROKEN = "too long", "duplicate", "broken"
 _TOGETHER = 512  # questions that are encoded at once
+_FEW = 8  # demonstrations between two reports of progress
 _TOKENS = 2000  # characters of a question, for each token that it may have, that are worth encoding
 _MOST_DOMAINS = 1000
 
@@ -114,10 +110,14 @@ class _Preparing:
         self._columns: Columns | ConversationColumns | None = None
 
     def read(self, split: str) -> None:
-        rows = self._new(split, self._usable(split))
-        for together in itertools.batched(rows, _TOGETHER):
-            questions = [row.question for _, row in together]
-            texts = self._encoded(questions)
+        rows, done = self._new(split, self._usable(split)), 0
+        # Each demonstration is rendered alone; meanwhile the process must not seem to hang.
+        for together in itertools.batched(rows, _FEW if self._source.turns else _TOGETHER):
+            if self._source.turns:
+                texts = [self._demonstration(row) for _, row in together]
+                self._tell(split, done := done + len(together))
+            else:
+                texts = self._encoded([row.question for _, row in together])
             for (target, row), tokens in zip(together, texts, strict=True):
                 self._add(target, row, tokens)
 
@@ -178,10 +178,8 @@ class _Preparing:
                 return split
         return TRAIN
 
-    def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | Demonstration | str]:
+    def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | str]:
         """For each question its tokens, or its defect in words."""
-        if self._source.turns:
-            return [self._demonstration(question) for question in questions]
         most = _TOKENS * self._source.max_tokens
         if all(not isinstance(q, str) or len(q) <= most for q in questions):
             try:
@@ -199,9 +197,13 @@ class _Preparing:
                 found.append(f"cannot be encoded: {one_line(str(error), 300)}")
         return found
 
-    def _demonstration(self, question: Conversation | Continuation) -> Demonstration | str:
+    def _demonstration(self, row: Row) -> Demonstration | str:
+        """Its tokens, and those that train; or its defect in words."""
+        most = self._source.max_tokens
+        if row.bytes > 4 * _TOKENS * most:  # too long, whatever its tokens are
+            return Demonstration([0] * (most + 1), [(0, 1)])
         try:
-            return encoded(self._source.tokenizer, question)
+            return encoded(self._source.tokenizer, row.question)
         except (RlaxError, ValueError) as error:
             return f"cannot be trained on: {one_line(str(error), 500)}"
 
