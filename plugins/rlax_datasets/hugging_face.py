@@ -67,6 +67,7 @@ class HuggingFaceSource(DatasetSource):
     """One prompt per row."""
 
     config: HuggingFaceConfig
+    fills_with_null = True
 
     def files(self, split: str) -> Sequence[str]:
         self.config.check_local()

@@ -19,6 +19,7 @@ class ParquetSource(FilesSource):
     """One prompt per row."""
 
     config: ParquetConfig
+    fills_with_null = True
 
     def rows(self, split: str) -> Iterator[tuple[str, Mapping[str, Any] | BrokenRow]]:
         import pyarrow.parquet as pq

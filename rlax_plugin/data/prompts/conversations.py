@@ -52,6 +52,7 @@ class ConversationColumns:
 
     Args:
       chat: True if the tokenizer's chat template writes the messages.
+      fills_with_null: see ``DatasetSource``.
       names: the columns of the first row.
 
     Raises:
@@ -60,9 +61,17 @@ class ConversationColumns:
 
     reference = ""
 
-    def __init__(self, config: DatasetConfig, chat: bool, turns: Turns, names: Collection[str]):
+    def __init__(
+        self,
+        config: DatasetConfig,
+        chat: bool,
+        turns: Turns,
+        fills_with_null: bool,
+        names: Collection[str],
+    ):
         check_options(config)
         self._config, self._chat, self._turns = config, chat, turns
+        self._fills_with_null = fills_with_null
         self.question = config.question or (MESSAGES if MESSAGES in names else PROMPT)
         self._is_pair = not config.question and self.question == PROMPT
         wanted = (PROMPT, COMPLETION) if self._is_pair else (self.question,)
@@ -80,6 +89,8 @@ class ConversationColumns:
         Raises:
           BrokenRowError: it is none.
         """
+        if self._fills_with_null:
+            row = _without_nulls(row)
         question = self._pair(row) if self._is_pair else self._conversation(row)
         if isinstance(question, Continuation):
             asked, answered = question.prompt, question.completion
@@ -164,6 +175,13 @@ def encoded(tokenizer: Tokenizer, question: Conversation | Continuation) -> Demo
     ending = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     tokens = [*given, *tokenizer.encode_behind(question.completion), *ending]
     return Demonstration(tokens, [(len(given), len(tokens))])
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value without the keys whose value is None, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _column(row: Mapping[str, Any], name: str) -> Any:

@@ -143,7 +143,8 @@ class _Preparing:
     def _columns_of(self, names: list[str]) -> Columns | ConversationColumns:
         chat, turns = self._source.chat, self._source.turns
         if turns:
-            return ConversationColumns(self._config, chat, turns, names)
+            fills = self._source.fills_with_null
+            return ConversationColumns(self._config, chat, turns, fills, names)
         return Columns(self._config, chat, names)
 
     def _new(self, split: str, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:

@@ -68,6 +68,9 @@ class DatasetSource(TextSource):
 
     Attributes:
       prepare: makes the tables of all splits, once.
+      fills_with_null: True if a table gives all rows the same keys, also inside a message, such as
+        the arguments of all tools in each call: then a key of a demonstration whose value is null
+        is taken as missing.
       turns: the answers that train, if the rows are demonstrations; None: they are prompts.
 
     Raises:
@@ -75,6 +78,7 @@ class DatasetSource(TextSource):
     """
 
     config: Any
+    fills_with_null = False
     turns: Turns | None = None
 
     def __init__(

@@ -82,6 +82,34 @@ def test_tools_reach_the_template_and_calls_need_no_content(tmp_path: Path) -> N
     assert [text[:5] for text in texts] == ["[add]", "[sub]"]
 
 
+def test_keys_that_a_table_fills_with_null_are_missing(tmp_path: Path) -> None:
+    """Its calls have the arguments of all tools; those of JSON lines may be null."""
+    import pyarrow as pa
+    from pyarrow import parquet
+    from rlax_datasets import ParquetConfig, ParquetSource
+    from small_tokenizers import byte_level
+
+    from rlax_plugin.api import Tokenizer
+
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.tool_calls %}"
+        "{{ m.tool_calls[0].arguments | tojson }}{% else %}{{ m.content }}{% endif %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    tokens = Tokenizer.load(byte_level(tmp_path / "t", template=template), "tokenizer_path")
+    rows = [
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{"arguments": arguments}]}]}
+        for arguments in ({"a": 1, "b": None}, {"a": None, "b": "x"})
+    ]
+    lines = jsonl(write_lines(tmp_path / "rows.jsonl", rows), tokens=tokens)
+    written = trained(lines.of_demonstrations("all", 1000))
+    assert written[0] == ['{"a": 1, "b": null}<|im_end|>']
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    config = ParquetConfig(path=str(tmp_path / "rows.parquet"))
+    source = ParquetSource(config, tokens, max_tokens=1000).of_demonstrations("all", 1000)
+    assert trained(source) == [['{"a": 1}<|im_end|>'], ['{"b": "x"}<|im_end|>']]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
