@@ -1,6 +1,7 @@
 """Every aggregation, count, KL aggregation, layout and cut in micro-batches against plain numpy."""
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,13 @@ def chosen(number: int) -> dict[str, Any]:
     kept, weighted, packed, cut = (bool((n ^ turn >> i) & 1) for i, n in enumerate(sums))
     case = {"aggregation": NAMES[own], "kl_aggregation": ("", *NAMES)[kl], "weighted": weighted}
     return case | {"count": "kept" if kept else "trained", "packed": packed, "parts": 1 + cut}
+
+
+def test_any_two_values_meet_in_twenty_cases() -> None:
+    sizes = (len(NAMES), len(NAMES) + 1, 2, 2, 2, 2)
+    cases = [sorted(chosen(number).items()) for number in range(20)]
+    pairs = {pair for case in cases for pair in itertools.combinations(case, 2)}
+    assert len(pairs) == sum(a * b for a, b in itertools.combinations(sizes, 2))
 
 
 def drawn(rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
