@@ -158,7 +158,7 @@ def config_text(
         steps=answers.steps,
         staleness=answers.staleness,
         width=keys.get("base_emb_dim", WIDTH),
-        workers=answers.workers or _WORKERS,
+        workers=1 if _colocated(answers) else answers.workers or _WORKERS,
     )
     values = relative_to(_values(answers, task, tiny, size, path.parent), path.parent)
     section = validate(RlaxSection, values, "rlax")
@@ -209,6 +209,14 @@ def config_text(
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
     )
     return text, task.notes
+
+
+def _colocated(answers: Answers) -> bool:
+    """True if the config is for an accelerator, which only one process can have.
+
+    That is so for MaxText's own models, unless workers are asked for.
+    """
+    return answers.workers is None and answers.model != _TINY and not _is_directory(answers.model)
 
 
 def _check_model(name: str) -> None:
@@ -344,8 +352,6 @@ def _values(
 ) -> dict[str, Any]:
     """Returns the section ``rlax:`` as a config in ``directory`` has it."""
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
-    # Only a config of MaxText's own models is for an accelerator, which one process can have.
-    colocated = answers.workers is None and not tiny and not _is_directory(answers.model)
     local = {"name": "local", "workers": size.workers}
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
@@ -359,14 +365,14 @@ def _values(
             "max_prompt_tokens": task.max_prompt_tokens,
             "max_new_tokens": answers.max_new_tokens or task.max_new_tokens,
             "temperature": 1.0,
-            "slots": min(_MOST_SLOTS, -(-size.rows // (1 if colocated else size.workers))),
+            "slots": min(_MOST_SLOTS, -(-size.rows // size.workers)),
         },
         "staleness": {"reload_every": 1, "max_staleness": answers.staleness},
         "curation": {"sampler": {"name": "learnability"}, "filters": filters},
         "objective": {"preset": answers.preset},
         "weights": {"store": {"name": "orbax"}, "keep": 2},
         "evaluation": size.evaluation(task.evaluation),
-        "launcher": {"name": "colocated"} if colocated else local,
+        "launcher": {"name": "colocated"} if _colocated(answers) else local,
         "trackers": [{"name": "tensorboard"}],
         "trainer": {
             "name": "maxtext",

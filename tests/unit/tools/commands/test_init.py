@@ -62,6 +62,19 @@ def test_answers_arrive() -> None:
     assert section.objective.preset == "dapo" and section.trainer.options["warm_start"]["enabled"]
 
 
+def test_a_model_for_an_accelerator_is_generated_with_in_the_trainer_s_process() -> None:
+    model = ("--model", "llama3.1-8b", "--max-new-tokens", "512")
+    rlax("init", "one.yml", *model)
+    section, maxtext = load_section("one.yml")
+    assert maxtext["hardware"] == "tpu" and section.launcher.name == "colocated"
+    rollouts = section.rollouts
+    assert rollouts.slots == min(256, rollouts.groups_per_step * rollouts.group_size)
+    assert section.evaluation.every == 0  # which needs a second worker
+    rlax("init", "three.yml", *model, "--workers", "3")
+    section, _ = load_section("three.yml")
+    assert (section.launcher.name, section.launcher.options) == ("local", {"workers": 3})
+
+
 def test_the_default_is_a_short_demo() -> None:
     rlax("init", "--yes")
     (ours, maxtext), (demo, _) = load_section("run.yml"), load_section(ROOT / "configs/demo.yml")
@@ -100,8 +113,9 @@ def test_every_key_is_explained() -> None:
             for n in keys
             if "  # " not in lines[n] and not lines[n - 1].strip().startswith("# ")
         ]
-        named = {"name: maxtext"} if model == "tiny" else set()  # there it has an option
-        assert set(unexplained) == {"rlax:", "name: arithmetic", "name: local"} | named
+        # There these have an option.
+        named = {"name: maxtext", "name: local"} if model == "tiny" else set()
+        assert set(unexplained) == {"rlax:", "name: arithmetic"} | named
         assert len(keys) > 50
 
 
