@@ -268,6 +268,6 @@ def rlax_register_launcher() -> dict[str, Extension]:
         "colocated": Extension(
             ColocatedConfig,
             lambda config, context: Colocated(),
-            check=lambda config, context: CheckResult(says=_SAYS),
+            check=lambda config, context: CheckResult(_SAYS, one_process=True),
         ),
     }

@@ -57,6 +57,7 @@ class CheckResult:
       weights_bytes: size of one weight version; None: this part does not know it.
       silent_tokens: for an engine, maximum number of tokens that it decodes for one sequence before
         a heartbeat can report them; None: this part does not know it.
+      one_process: for a launcher, True if the trainer's process generates as well.
     """
 
     says: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class CheckResult:
     warnings: Sequence[tuple[str, str]] = ()
     weights_bytes: int | None = None
     silent_tokens: int | None = None
+    one_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,16 @@ from rlax_plugin.tools.commands.check.words import deadlines, numbers, words
 
 __all__ = ["Examined", "examine", "examine_parts", "explanation", "show"]
 
+_TOGETHER = "trainer and engine together"
+
 
 def explanation(config: Examined) -> dict[str, Any]:
     """Returns everything that ``show`` prints, as JSON.
 
     Returns:
       ``words``: heading -> title -> text; ``numbers``: name -> number; ``memory_bytes``: key of a
-      part -> purpose -> bytes; ``deadlines``: key -> given, needed and suggested value in seconds;
+      part -> purpose -> bytes, and before them what two parts in one process need together;
+      ``deadlines``: key -> given, needed and suggested value in seconds;
       ``warnings``: objects with ``key`` and ``text``.
     """
     checked = config.checked or {}
@@ -30,10 +33,13 @@ def explanation(config: Examined) -> dict[str, Any]:
     found = [*warnings(config), *config.warnings]
     found += [one for result in checked.values() for one in result.warnings]
     found += [(need.key, need.text) for need in needed if not need.holds]
+    memory = {key: dict(facts.memory) for key, facts in checked.items() if facts.memory}
+    if any(result.one_process for result in checked.values()):
+        memory = {_TOGETHER: {key: sum(sizes.values()) for key, sizes in memory.items()}, **memory}
     return {
         "words": words(config),
         "numbers": numbers(config),
-        "memory_bytes": {key: dict(facts.memory) for key, facts in checked.items() if facts.memory},
+        "memory_bytes": memory,
         "deadlines": {
             need.key: {
                 "given_s": need.given_s,
