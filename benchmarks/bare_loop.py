@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -180,41 +180,64 @@ def train(work: Work, params: Params, state: Any, batch: Any) -> Any:
     return optax.apply_updates(params, updates), state, value
 
 
-def run(work: Work, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]:
+@dataclass
+class Times:
+    """Milliseconds of the steps behind the first ``warmup`` ones, and of their two parts."""
+
+    warmup: int
+    ends: list[float] = field(default_factory=lambda: [time.perf_counter()])
+
+    def generated(self) -> None:
+        """Notes that the step's samples are generated and scored."""
+        self.ends.append(time.perf_counter())
+
+    def trained(self) -> None:
+        """Notes that the step's weights are ready; the next step begins."""
+        self.ends.append(time.perf_counter())
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Returns the medians and the least of the times."""
+        began, drawn, ended = (np.array(self.ends[i:][::2]) for i in (0, 1, 2))
+        parts = {"step": ended - began[:-1], "generate": drawn - began[:-1], "train": ended - drawn}
+        return {
+            f"{name}_ms": {"median": float(np.median(kept)), "min": float(np.min(kept))}
+            for name, values in parts.items()
+            for kept in [1e3 * values[self.warmup :]]
+        }
+
+
+def run(work: str, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]:
     """Times ``steps`` synchronous steps after ``warmup`` untimed ones (compilation)."""
-    key = jax.random.key(seed)
-    params = jax.jit(init, static_argnums=0)(work, key)
+    sizes, key = WORKS[work], jax.random.key(seed)
+    params = jax.jit(init, static_argnums=0)(sizes, key)
     state = optimizer.init(params)
-    shape = (warmup + steps, PROMPTS, work.prompt_tokens)
-    all_prompts = np.random.default_rng(seed).integers(0, work.vocab, shape, dtype=np.int32)
-    times: dict[str, list[float]] = {"step": [], "generate": [], "train": []}
+    shape = (warmup + steps, PROMPTS, sizes.prompt_tokens)
+    all_prompts = np.random.default_rng(seed).integers(0, sizes.vocab, shape, dtype=np.int32)
+    times, value = Times(warmup), None
     for i, prompts in enumerate(all_prompts):
-        start = time.perf_counter()
-        tokens, logprobs = generate(work, params, prompts, jax.random.fold_in(key, i))
+        tokens, logprobs = generate(sizes, params, prompts, jax.random.fold_in(key, i))
         advantage = advantages(np.asarray(tokens))
-        drawn = time.perf_counter()
+        times.generated()
         batch = (prompts, tokens, logprobs, advantage)
-        params, state, value = train(work, params, state, batch)
+        params, state, value = train(sizes, params, state, batch)
         jax.block_until_ready((params, value))
-        end = time.perf_counter()
-        if i >= warmup:
-            for name, spent in zip(times, (end - start, drawn - start, end - drawn), strict=True):
-                times[name].append(spent * 1e3)
-    figures = {
-        f"{name}_ms": {"median": statistics.median(values), "min": min(values)}
-        for name, values in times.items()
-    }
-    return {"steps": steps, "final_loss": float(value), **figures}
+        times.trained()
+    return {"steps": steps, "final_loss": float(value), **times.figures()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def command_line(description: str, timed: Callable[..., dict[str, Any]]) -> None:
+    """Runs a yardstick as its arguments say, and prints its figures.
+
+    Args:
+      timed: (work, steps, seed=...) -> figures of one work, as ``run`` returns them.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--work", choices=sorted(WORKS), default="w1")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args()
-    result = {"work": args.work} | run(WORKS[args.work], args.steps, seed=args.seed)
+    result = {"work": args.work} | timed(args.work, args.steps, seed=args.seed)
     for name in ("generate_ms", "train_ms", "step_ms"):
         print(f"{name:12s} median {result[name]['median']:9.2f}  min {result[name]['min']:9.2f}")
     if args.json:
@@ -223,4 +246,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, run)
