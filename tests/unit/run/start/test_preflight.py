@@ -21,7 +21,7 @@ from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.ports.protocols import CheckResult
 from rlax_plugin.run.start.preflight import check_places
 from rlax_plugin.run.start.run_directory import make_directories
-from rlax_plugin.tools.commands.check import examine
+from rlax_plugin.tools.commands.check import examine, explanation
 from rlax_plugin.tools.commands.check.warnings import warnings
 
 TESTING = str(Path(__file__).parents[3] / "configs/testing.yml")
@@ -193,6 +193,21 @@ def test_memory_that_this_machine_lacks_is_told() -> None:
     ((key, text),) = told()
     assert key == "rlax.rollouts.engine" and f"this machine has {in_bytes(there)}" in text
     assert told(hardware="tpu") == []  # whose memory is its own
+
+
+def test_memory_of_trainer_and_engine_adds_up_where_they_share_a_process() -> None:
+    config = resolve(DEMO)
+    found = examine(config, registry_for(config.section))
+    checked = {
+        "rlax.trainer": CheckResult(memory={"parameters": 3, "gradients": 4}),
+        "rlax.rollouts.engine": CheckResult(memory={"caches": 5}),
+        "rlax.launcher": CheckResult(one_process=True),
+    }
+    told = explanation(replace(found, checked=checked))["memory_bytes"]
+    together = {"rlax.trainer": 7, "rlax.rollouts.engine": 5}
+    assert told["trainer and engine together"] == together and len(told) == 3
+    apart = explanation(replace(found, checked=checked | {"rlax.launcher": CheckResult()}))
+    assert list(apart["memory_bytes"]) == ["rlax.trainer", "rlax.rollouts.engine"]
 
 
 def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> None:
