@@ -82,15 +82,17 @@ def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[
     whole, *ended = _tokens(fast, arguments, [messages, *(messages[: i + 1] for i in turns)], False)
     begun = _tokens(fast, arguments, [messages[:i] for i in turns], True)
     decode = fast.backend_tokenizer.decode
-    text = decode(whole, skip_special_tokens=False)
+    written = decode(whole, skip_special_tokens=False)
     for turn, before, through in zip(turns, begun, ended, strict=True):
         for part, where in ((before, "before"), (through, "up to")):
             if whole[: len(part)] == part:
                 continue
             at = f"{where} message {turn + 1}"
-            if text.startswith(decode(part, skip_special_tokens=False)):
+            if written.startswith(decode(part, skip_special_tokens=False)):
                 return {"differs": f"has no boundary of tokens {at}, where the text goes on"}
-            return {"differs": f"writes the conversation {at} otherwise than in the whole one"}
+            hint = "" if turn == turns[-1] else ", so only the last answer can train (turns: last)"
+            text = f"writes the conversation {at} otherwise than in the whole one{hint}"
+            return {"differs": text}
     spans = [[len(before), len(through)] for before, through in zip(begun, ended, strict=True)]
     marked = None
     if _MARKS.search(fast.get_chat_template(None, tools or None)):
