@@ -2,9 +2,10 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-smollm2 quick test test-ci test-all chaos lint lint-style bench screenshots lock maxtext-check proto clean
+.PHONY: help install demo demo-gpu demo-smollm2 quick test test-ci test-all chaos lint lint-style bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
+CUDA ?= cuda12
 ARGS ?= configs/demo.yml steps=20 --seed 1 --kills 4
 export PYTHON VERSION
 BIN := .venv/bin
@@ -31,6 +32,11 @@ install: $(READY) ## only what every target does first: .venv with all packages;
 
 demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED=0)
 	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)
+
+demo-gpu: $(READY) ## the demo on one GPU, in one process; nobody has run it yet (CUDA=cuda12, SEED=0)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock 'jax[$(CUDA)]'
+	@$(BIN)/rlax train configs/demo_colocated.yml run_name=demo-gpu-seed$(SEED) hardware=gpu \
+		rlax.seed=$(SEED) init_weights_seed=$(SEED)
 
 demo-smollm2: $(READY) ## SmolLM2-135M, pretrained, learns a task by RL; minutes, 10 GB (SEED=0)
 	@.ci/smollm2
