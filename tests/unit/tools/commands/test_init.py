@@ -199,6 +199,31 @@ def test_a_converted_model_brings_its_keys(folder: Path, converted: Path) -> Non
     load_section("run.yml")
 
 
+def test_a_converted_model_learns_from_demonstrations_with_its_own_tokenizer(
+    folder: Path, with_tokenizer: Path
+) -> None:
+    """Its template writes an earlier answer otherwise, so only the last one of each trains."""
+    drops = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+        "{% if m['role'] != 'assistant' or loop.last %}{{ m['content'] }}{% endif %}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    (with_tokenizer / "huggingface" / "chat_template.jinja").write_text(drops)
+    turn = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    rows = [{"messages": [{"role": "system", "content": f"{n}"}, *turn, *turn]} for n in range(40)]
+    write_lines(folder / "shown.jsonl", rows)
+    questions = [{"question": f"{n}+1?", "answer": f"{n + 1}"} for n in range(40)]
+    write_lines(folder / "mine.jsonl", questions)
+    data = ("--data", "mine.jsonl", "--demonstrations", "shown.jsonl")
+    result = rlax("init", "--model", "model", *data)
+    assert result.exit_code == 0, result.output
+    assert "turns: last, because with all turns" in result.stdout
+    warm = load_section("run.yml")[0].trainer.options["warm_start"]
+    assert (warm["turns"], warm["epochs"], warm["learning_rate"]) == ("last", 2, 1e-5)
+    assert "tokenizer" not in warm["data"]
+
+
 def test_experts_get_plain_products_on_a_processor(folder: Path, with_tokenizer: Path) -> None:
     assert rlax("init", "plain.yml", "--model", "model").exit_code == 0
     assert "sparse_matmul" not in load_section("plain.yml")[1]
