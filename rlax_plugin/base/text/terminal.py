@@ -64,7 +64,7 @@ _MOST_WAITING = 1 << 20  # bytes that nobody has read
 _PATIENCE_S = 0.5
 
 
-def threaded_text(descriptor: int, name: str) -> TextIO:
+def threaded_text(descriptor: int, name: str, *, flushes: bool = True) -> TextIO:
     """Returns text output whose writers never wait for its reader.
 
     A terminal that is stopped with Ctrl-S, a full pipe without a reader and a disk that hangs block
@@ -74,14 +74,15 @@ def threaded_text(descriptor: int, name: str) -> TextIO:
     Args:
       descriptor: it is closed with the output.
       name: name of the thread that writes.
+      flushes: False: ``flush`` returns at once, and only ``close`` waits for what is written.
     """
-    threaded = _Threaded(descriptor, name)
+    threaded = _Threaded(descriptor, name, flushes)
     return io.TextIOWrapper(threaded, "utf-8", errors="replace", write_through=True)
 
 
 class _Threaded(io.RawIOBase):
-    def __init__(self, descriptor: int, name: str):
-        self.name = name
+    def __init__(self, descriptor: int, name: str, flushes: bool):
+        self.name, self._flushes = name, flushes
         self._descriptor, self._changed = descriptor, threading.Condition()
         self._waiting: list[bytes] = []
         self._size = self._dropped = 0
@@ -109,7 +110,7 @@ class _Threaded(io.RawIOBase):
     def flush(self) -> None:
         """Waits until all is written, for at most half a second, and only once for each stall."""
         with self._changed:
-            if not self._stalled:
+            if self._flushes and not self._stalled:
                 self._stalled = not self._changed.wait_for(lambda: not self._size, _PATIENCE_S)
 
     def close(self) -> None:
@@ -170,7 +171,8 @@ def quiet(log_path: Path) -> Iterator[Console]:
     out, err = os.dup(1), os.dup(2)
     log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     # If no thread can be started, the error is for the user, and not for the file.
-    log_text = threaded_text(os.dup(log_file), "rlax-log")
+    # A handler flushes each message, also on the event loop and on the trainer's thread.
+    log_text = threaded_text(os.dup(log_file), "rlax-log", flushes=False)
     real = threaded_text(os.dup(out), "rlax-terminal")
     os.dup2(log_file, 1)
     os.dup2(log_file, 2)

@@ -1,5 +1,6 @@
 """Output that nobody reads: its writers go on, and dropped lines are counted."""
 
+import logging
 import os
 import pty
 import re
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlax_plugin.base.text import terminal as terminal_module
 from rlax_plugin.base.text.terminal import console, quiet, threaded_text
 
 LINES = 40_000
@@ -68,6 +70,23 @@ def test_a_terminal_that_is_gone_stops_nobody() -> None:
     text.close()
     with pytest.raises(OSError):
         os.fstat(terminal)
+
+
+def test_a_message_of_a_log_does_not_wait_until_it_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(terminal_module, "_PATIENCE_S", 3600.0)  # a test that waits does not pass
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    os.mkfifo(log_path := tmp_path / "trainer.log")
+    read = os.open(log_path, os.O_RDONLY | os.O_NONBLOCK)
+    seen = b""
+    with quiet(log_path):
+        for number in range(2_000):  # more than the 64 KiB that a pipe takes without a reader
+            logging.getLogger("rlax").info("%060d", number)
+        os.set_blocking(read, True)
+        while not seen.endswith(b"1999\n"):
+            seen += os.read(read, 1 << 16)
+    os.close(read)
+    assert [int(line.split()[-1]) for line in seen.splitlines()] == list(range(2_000))
 
 
 def test_output_is_not_redirected_if_no_thread_can_be_started(tmp_path, monkeypatch) -> None:
