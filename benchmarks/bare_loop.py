@@ -213,7 +213,7 @@ def run(work: str, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]
     state = optimizer.init(params)
     shape = (warmup + steps, PROMPTS, sizes.prompt_tokens)
     all_prompts = np.random.default_rng(seed).integers(0, sizes.vocab, shape, dtype=np.int32)
-    times, value = Times(warmup), None
+    times, value = Times(warmup), jnp.zeros(())
     for i, prompts in enumerate(all_prompts):
         tokens, logprobs = generate(sizes, params, prompts, jax.random.fold_in(key, i))
         advantage = advantages(np.asarray(tokens))
