@@ -75,7 +75,7 @@ lint-style: $(READY)
 	@echo "ruff:" && $(BIN)/ruff check --no-cache && $(BIN)/ruff format --no-cache --check
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports --no-cache
 
-bench: $(READY) ## the whole system beside a bare JAX loop; minutes (see benchmarks/)
+bench: $(READY) ## the whole system beside loops without a controller; minutes (see benchmarks/)
 	@$(BIN)/python benchmarks/bench.py
 
 screenshots: $(READY) ## docs/images again, of a run made in seconds (or RUN=runs/demo-seed0)
