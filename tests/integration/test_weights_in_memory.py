@@ -45,7 +45,7 @@ async def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_w
         assert await anext(here) == await anext(there) == version(0)
         assert service.watched_here == 1
         offered = offer(copies, version(1))
-        await service.offer(offered)
+        await service.offer(offered, inside=False)
         told = await anext(here)
         assert told.in_memory and told.parts[0].memory == offered.parts[0].memory
         assert await near.latest() == version(0)
@@ -66,7 +66,7 @@ async def test_only_readers_on_this_machine_are_told_of_a_version_before_it_is_w
 async def test_an_offer_of_an_earlier_trainer_process_is_void(copies):
     async with serving(Deleted(), published_in=None) as (service, address):
         await service.publish(version(0), restart=True)
-        await service.offer(offer(copies, version(5)))
+        await service.offer(offer(copies, version(5)), inside=False)
         await service.publish(version(3), restart=True)
         async with (
             client_of(address) as client,
@@ -120,7 +120,7 @@ async def test_a_worker_loads_from_memory_and_without_the_copy_from_the_path(cop
             offered = offer(copies, plain(number))
             if gone:
                 copies.close()
-            await one.parameters.offer(offered)
+            await one.parameters.offer(offered, inside=False)
             one.fleet.newest.number = number
 
         await told(1)
@@ -153,7 +153,7 @@ async def test_an_engine_without_the_ability_waits_for_the_files(copies):
         engine.reads_memory = False
         worker = Worker("w", engine, settings, one.address)
         await until(lambda: one.held("w") == 0)
-        await one.parameters.offer(offer(copies, plain(1)))
+        await one.parameters.offer(offer(copies, plain(1)), inside=False)
         await asyncio.sleep(0.2)
         await one.parameters.publish(plain(1))
         await until(lambda: one.held("w") == 1)

@@ -142,7 +142,7 @@ def test_arrays_go_to_the_devices_of_those_that_they_replace(copies) -> None:
     assert isinstance(found["host"], np.ndarray) and found["host"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wrong", [{"pid": 0}, {"descriptor": -1}, {"token": bytes(15)}])
+@pytest.mark.parametrize("wrong", [{"pid": 0}, {"descriptor": -2}, {"token": bytes(15)}])
 def test_what_names_no_copy_is_rejected(wrong) -> None:
     with pytest.raises(ValueError, match="a copy of weights in memory is"):
         replace(MemoryCopy(1, 0, bytes(16)), **wrong)
