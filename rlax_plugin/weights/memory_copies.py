@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -49,16 +50,22 @@ THIS_PROCESS = f"process:{secrets.token_hex(16)}"
 """Names this process to its own parameter server: a reader in it gets arrays by reference."""
 
 
+class ReplacedError(WeightsUnreadableError):
+    """The arrays are those of a version that a newer one has replaced, which comes next."""
+
+
 class OwnArrays:
     """The arrays of the newest version, for a reader in the process that made them."""
 
+    _lock = threading.Lock()  # the publisher's thread gives while the engine's takes
     newest: tuple[bytes, Arrays] = b"", {}
 
     @classmethod
     def give(cls, arrays: Arrays) -> MemoryCopy:
         """Replaces the arrays of the version before; they stay as they are on their devices."""
         token = secrets.token_bytes(16)
-        cls.newest = token, arrays
+        with cls._lock:
+            cls.newest = token, arrays
         return MemoryCopy(os.getpid(), -1, token)
 
     @classmethod
@@ -66,18 +73,23 @@ class OwnArrays:
         """Returns the arrays that a version names, and lets go of them: they have one reader.
 
         Raises:
-          WeightsUnreadableError: they are of another version, or were taken before.
+          ReplacedError: they are of another version.
+          WeightsUnreadableError: they were taken before.
         """
-        found, arrays = cls.newest
-        if found != token:
-            raise WeightsUnreadableError("they are not the trainer's newest weights any more")
-        cls.forget()
+        with cls._lock:
+            newest, arrays = cls.newest
+            if newest != token:
+                raise ReplacedError("they are not the trainer's newest weights any more")
+            if not arrays:
+                raise WeightsUnreadableError("the trainer's arrays were taken before")
+            cls.newest = token, {}
         return arrays
 
     @classmethod
     def forget(cls) -> None:
         """Lets go of the arrays."""
-        cls.newest = b"", {}
+        with cls._lock:
+            cls.newest = b"", {}
 
 
 class MemoryCopies:
@@ -165,7 +177,7 @@ def read(copy: MemoryCopy, tensors: Mapping[str, TensorSpec]) -> dict[str, Any]:
 
     Raises:
       WeightsUnreadableError: the process has given it up, or is not on this machine, or this is no
-        such copy.
+        such copy; see ``OwnArrays.take`` too.
     """
     if copy.by_reference:
         return dict(OwnArrays.take(copy.token))

@@ -110,6 +110,8 @@ def _read_part(
         raise
     except Exception as error:  # of a file system or a client library: it says nothing of the bytes
         reason = f"{type(error).__name__}: {error}"
+        if part.memory is not None:  # perhaps nothing is at the path yet
+            raise WeightsUnreadableError(f"its copy in memory cannot be read: {reason}") from error
         raise WeightsUnreadableError(f"{part.path} cannot be read: {reason}") from error
 
 

@@ -39,7 +39,7 @@ from rlax_plugin.rpc.transport.channels import describe
 from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies, unseen
-from rlax_plugin.weights.memory_copies import this_machine
+from rlax_plugin.weights.memory_copies import ReplacedError, this_machine
 from rlax_plugin.weights.verification import take_version
 
 log = logging.getLogger("rlax.worker")
@@ -291,15 +291,16 @@ class Member:
                 continue
             incarnation = self._incarnation
             self.loading = True
+            offered = self._versions.offered
             try:
-                offered = self._versions.offered
                 if offered is not None and not await self._load_from_memory(offered):
                     self._versions.decline(offered)
                     self._newer.set()
                     continue
                 version = await self._load(client) if offered is None else offered.version
             except DeadlineError as error:
-                if not self._versions.can_go_on:
+                taken = offered is not None and _by_reference(offered)  # it has one reader, once
+                if taken or not self._versions.can_go_on:
                     raise
                 held = self._versions.held
                 log.error("%s; version %d stays in use, and this is tried again", error, held)
@@ -327,15 +328,28 @@ class Member:
         await try_out(self._engine, self._section)
 
     async def _load_from_memory(self, version: WeightVersion) -> bool:
-        """Loads a version that has a copy in memory; False if it must be loaded from its path."""
+        """Loads a version that has a copy in memory; False if it must be loaded from its path.
+
+        Raises:
+          WeightsError: it is the trainer's own arrays that cannot be used. There may be no files of
+            it, so there is nothing to wait for.
+        """
         try:
             await self._load_once(version)
             return True
+        except ReplacedError as error:  # by the next version, which is on its way
+            problem, level = error, logging.INFO
         except WeightsError as error:  # whether the weights are damaged, the files will tell
+            if _by_reference(version):
+                if isinstance(error, WeightsUnreadableError):
+                    what = f"version {version.version}: the trainer's arrays cannot be used"
+                    raise WeightsUnreadableError(f"{what}: {error}") from error
+                self._enter_quarantine(str(error), version.parts[0].path)
+                raise
             gone = isinstance(error, WeightsUnreadableError)  # such as replaced by the next one
-            level = logging.INFO if gone else logging.WARNING
-            log.log(level, "version %d is not read in memory: %s", version.version, error)
-            return False
+            problem, level = error, logging.INFO if gone else logging.WARNING
+        log.log(level, "version %d is not read in memory: %s", version.version, problem)
+        return False
 
     async def _load(self, client: ParameterServerClient) -> int:
         """Loads the newest version, or the pinned one, under a lease.
@@ -423,3 +437,9 @@ class Member:
             )
             await leave(self._as_member, request, self._deadlines.rpc_s)
         await self._connection.close()
+
+
+def _by_reference(version: WeightVersion) -> bool:
+    """True if a version is the arrays of the trainer in this process."""
+    memory = version.parts[0].memory
+    return memory is not None and memory.by_reference
