@@ -46,12 +46,13 @@ class Store:
 class Announcer:
     """A parameter server that does what a test wants when a version is to become visible."""
 
-    watched_here = 1
+    watched_here, watched_inside, watched_elsewhere = 1, 0, 1
 
     def __init__(self, announce):
         self._announce, self.paths, self.offered, self.visible = announce, [], [], []
 
-    async def offer(self, version):
+    async def offer(self, version, inside):
+        assert not inside
         self.offered.append(version)
 
     async def writing(self, path):
