@@ -340,7 +340,8 @@ class JetstreamEngine(RolloutEngine):
             while self._turn(slots, scheduler):
                 pass
         except Exception as error:
-            log.exception("the rollout engine failed")
+            if not self._closing:  # else it waited for devices that it does not get any more
+                log.exception("the rollout engine failed")
             self._end(error, scheduler)
         else:
             self._end(WorkerError("closed"), scheduler)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 
-from rlax_plugin.base.errors import DeadlineError
+from rlax_plugin.base.errors import DeadlineError, WorkerError
 
 _LOOK_S = 60.0  # longest sleep of a thread that waits for its turn; it is woken when it comes
 
@@ -23,13 +23,15 @@ class Devices:
 
     Attributes:
       rested: done once the trainer has let go for the first time.
+      compiles: returns True while a call of the engine may last as long as its compilation.
     """
 
     def __init__(self) -> None:
+        self.compiles: Callable[[], bool] = lambda: True
         self._changed = threading.Condition()
         # All guarded by _changed:
         self._training, self._trainer_waits, self._generating = True, False, 0
-        self._since_s = time.monotonic()
+        self._since_s, self._trained_s, self._ended = time.monotonic(), 0.0, False
         self.rested: Future[None] = Future()
 
     @property
@@ -44,15 +46,30 @@ class Devices:
         """True while the trainer has the devices; any thread."""
         return self._training
 
+    @property
+    def trained_s(self) -> float:
+        """Seconds for which the trainer has had the devices so far; any thread.
+
+        A deadline of the engine's work does not count them.
+        """
+        with self._changed:
+            now_s = time.monotonic() - self._since_s if self._training else 0.0
+            return self._trained_s + now_s
+
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Waits until the trainer does not have the devices; it then waits for the block's end.
 
         For one call of the engine, which is short, as training waits for it. Not to be nested.
+
+        Raises:
+          WorkerError: the engine is being closed, and begins nothing more.
         """
         with self._changed:
-            while self._training or self._trainer_waits:
+            while not self._ended and (self._training or self._trainer_waits):
                 self._changed.wait(_LOOK_S)
+            if self._ended:
+                raise WorkerError("the engine is being closed")
             if not self._generating:
                 self._since_s = time.monotonic()
             self._generating += 1
@@ -84,7 +101,15 @@ class Devices:
         """Takes the devices from the trainer, which starts no computation until ``train``."""
         with self._changed:
             if self._training:
-                self._training, self._since_s = False, time.monotonic()
+                now_s = time.monotonic()
+                self._trained_s += now_s - self._since_s
+                self._training, self._since_s = False, now_s
             self._changed.notify_all()
-        if not self.rested.done():
+        with suppress(InvalidStateError):  # it has rested before, or its waiter was cancelled
             self.rested.set_result(None)
+
+    def end(self) -> None:
+        """Ends the engine's turns: a thread that waits for one, or asks for one, gets none."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()

@@ -65,6 +65,7 @@ class Member:
       memory: of which it can read copies of weights, as ``this_machine`` and ``THIS_PROCESS`` name
         it.
       incarnation: number of this start among those of its name; 0: they are not numbered.
+      paused_s: see ``load_within``.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
@@ -85,6 +86,7 @@ class Member:
         copies: LocalCopies | None = None,
         incarnation: int = 0,
         memory: str | None = None,
+        paused_s: Callable[[], float] = lambda: 0.0,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
@@ -92,6 +94,7 @@ class Member:
         self._on_quarantine, self._progress = on_quarantine, progress
         self._process, self._copies = process, copies
         self._memory = this_machine() if memory is None else memory
+        self._paused_s = paused_s
         self._own_incarnation = incarnation
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
@@ -417,7 +420,13 @@ class Member:
         loading = take_version(self._engine, version, max_new_tokens=most, reading=reading)
         with while_loading(self._section, version, self._figures):
             try:
-                await load_within(self._engine, loading, deadline_s, while_generating=finishes)
+                await load_within(
+                    self._engine,
+                    loading,
+                    deadline_s,
+                    while_generating=finishes,
+                    paused_s=self._paused_s,
+                )
             except TimeoutError:
                 raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
 

@@ -105,24 +105,32 @@ async def load_within(
     deadline_s: float,
     *,
     while_generating: bool,
+    paused_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Awaits the loading of a version, including verification and use.
 
     Args:
       while_generating: True if ``deadline_s`` restarts as long as the engine generates anything,
         because its running samples must end first.
+      paused_s: returns the seconds, since any moment, in which the engine could do nothing because
+        the trainer of the same process computed; ``deadline_s`` is without them.
 
     Raises:
       TimeoutError: it took longer.
       WeightsError: see ``take_version``.
     """
     load = asyncio.ensure_future(loading)
-    generated = _generated(engine.health())
+    generated, paused_before_s = _generated(engine.health()), paused_s()
+    left_s = deadline_s
     try:
-        while not (await asyncio.wait({load}, timeout=deadline_s))[0]:
+        while not (await asyncio.wait({load}, timeout=left_s))[0]:
+            left_s, paused_before_s = (now_s := paused_s()) - paused_before_s, now_s
+            if left_s > 0:
+                continue
             before, generated = generated, _generated(engine.health())
             if not while_generating or generated == before:
                 raise TimeoutError
+            left_s = deadline_s
         load.result()
     finally:
         load.cancel()

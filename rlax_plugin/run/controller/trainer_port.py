@@ -120,10 +120,14 @@ class ControllerPort(TrainerPort):
             self._publish_again(found)
             used_s = time.perf_counter() - began_s
         if self._devices is not None:
-            group_s, key = self._section.deadlines.group_s, "rlax.deadlines.group_s"
-            having = "waiting for the engine's present call to end, which has the devices"
-            self.activity.begins(having, ends_at(key, group_s))
-            self._devices.train(group_s, key)
+            # Workers elsewhere may have filled the batch while this engine is still compiling.
+            names = ("group_s", "startup_s") if self._devices.compiles() else ("group_s",)
+            turn_s, name = max((getattr(self._section.deadlines, name), name) for name in names)
+            having, key = "the engine's present call to end", f"rlax.deadlines.{name}"
+            self.activity.begins(
+                f"waiting for {having}, which has the devices", ends_at(key, turn_s)
+            )
+            self._devices.train(turn_s, key)
         self._publisher.forget()
         self._current = found
         batch, _ = found

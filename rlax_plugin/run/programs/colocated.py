@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from concurrent.futures import Future
+from functools import partial
 
 from rlax_plugin.base.concurrency.devices import Devices
+from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.build import build_part
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
@@ -41,9 +44,14 @@ async def colocated_worker(
     context = BuildContext.outside_run(section, config)
     context = dataclasses.replace(context, generating=devices.generating)
     choice, key = section.rollouts.engine, "rlax.rollouts.engine"
-    engine: RolloutEngine = await asyncio.to_thread(
-        build_part, "rollout_engine", choice, key, context
-    )
+    build = partial(build_part, "rollout_engine", choice, key, context)
+    building: Future[RolloutEngine] = on_daemon(build, "rlax-engine-build")
+    try:
+        engine = await asyncio.wrap_future(building)
+    except asyncio.CancelledError:
+        building.add_done_callback(_close_unused)
+        raise
+    devices.compiles = lambda: engine.version < 0
     try:
         check_scores(engine, choice.name)
         member = Member(
@@ -54,6 +62,7 @@ async def colocated_worker(
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading, devices.training),
             memory=THIS_PROCESS,
+            paused_s=lambda: devices.trained_s,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
@@ -67,5 +76,16 @@ async def colocated_worker(
             service.stop_generating("the run is over")
             service.end_calls()
     finally:
-        devices.rest()  # else the engine's thread might wait for its turn
-        await asyncio.wait_for(asyncio.to_thread(engine.close), _CLOSE_S)
+        closing = on_daemon(engine.close, "rlax-engine-close")
+        devices.end()  # else the engine's thread might wait for its turn, or take the trainer's
+        await asyncio.wait({asyncio.wrap_future(closing)}, timeout=_CLOSE_S)
+        if not closing.done():
+            log.error("the rollout engine does not close, and is abandoned after %g s", _CLOSE_S)
+        elif (problem := closing.exception()) is not None:
+            log.error("the rollout engine did not close: %s", problem)
+
+
+def _close_unused(building: Future[RolloutEngine]) -> None:
+    """Closes an engine that was built after the run had ended."""
+    if not building.cancelled() and building.exception() is None:
+        building.result().close()

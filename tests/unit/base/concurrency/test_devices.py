@@ -6,7 +6,7 @@ import pytest
 from waiting import wait_until
 
 from rlax_plugin.base.concurrency.devices import Devices
-from rlax_plugin.base.errors import DeadlineError
+from rlax_plugin.base.errors import DeadlineError, WorkerError
 
 LIMIT_S = 60
 
@@ -71,3 +71,39 @@ def test_a_call_that_does_not_end_is_an_error_with_its_key_and_training_does_not
     stuck.join(LIMIT_S)
     devices.train(LIMIT_S, "rlax.deadlines.group_s")
     assert devices.phase[0] == "training"
+
+
+def test_an_engine_that_is_closed_gets_no_turn_while_the_trainer_has_the_devices():
+    devices = Devices()
+    devices.rest()
+    devices.train(LIMIT_S, "k")
+    refused: list[str] = []
+
+    def wait_for_a_turn():
+        with pytest.raises(WorkerError, match="is being closed"), devices.generating():
+            refused.append("it had a turn")
+        refused.append("refused")
+
+    waiting = threading.Thread(target=wait_for_a_turn, daemon=True)
+    waiting.start()
+    devices.end()
+    waiting.join(LIMIT_S)
+    assert refused == ["refused"] and devices.phase[0] == "training"
+
+
+def test_the_trainer_may_rest_after_the_wait_for_it_was_cancelled():
+    devices = Devices()
+    devices.rested.cancel()
+    devices.rest()
+    assert devices.phase[0] == "none"
+
+
+def test_the_seconds_of_training_grow_only_while_the_trainer_has_the_devices():
+    devices = Devices()
+    before_s = devices.trained_s
+    wait_until(lambda: devices.trained_s > before_s)
+    devices.rest()
+    assert devices.trained_s == devices.trained_s > before_s
+    resting_s = devices.trained_s
+    devices.train(LIMIT_S, "k")
+    wait_until(lambda: devices.trained_s > resting_s)

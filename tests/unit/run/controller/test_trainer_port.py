@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sections import section_with
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.loop_thread import result_within
 from rlax_plugin.base.errors import DeadlineError, TrainingError
 from rlax_plugin.base.types import Canary
@@ -28,6 +29,9 @@ class Published:
         self.steps.append(weights.step)
         self.canaries.append(weights.canary)
         self.parts = weights.parts
+
+    def will_write(self, step):
+        pass
 
     def holds(self, version):
         return version == self.steps[-1]
@@ -231,3 +235,22 @@ def test_a_requested_stop_is_decided_at_the_end_of_a_step_with_a_checkpoint(loop
     assert port.stopping
     decision = port.decide(2)
     assert decision.save and decision.stop
+
+
+@pytest.mark.parametrize(
+    ("compiles", "key"), [(True, "rlax.deadlines.startup_s"), (False, "rlax.deadlines.group_s")]
+)
+def test_a_colocated_engine_that_compiles_has_as_long_as_its_start_may_take(loop, compiles, key):
+    class Asked(Devices):
+        asked: tuple[float, str] | None = None
+
+        def train(self, deadline_s, key):
+            self.asked = deadline_s, key
+
+    devices = Asked()
+    devices.compiles = lambda: compiles
+    controller = FakeController(group_s=7.0, startup_s=70.0)
+    port = ControllerPort(controller, loop, Published(), devices=devices)
+    port.publish(0, {})
+    port.next_batch(1)
+    assert devices.asked == (70.0 if compiles else 7.0, key)
