@@ -50,8 +50,8 @@ THIS_PROCESS = f"process:{secrets.token_hex(16)}"
 """Names this process to its own parameter server: a reader in it gets arrays by reference."""
 
 
-class ReplacedError(WeightsUnreadableError):
-    """The arrays are those of a version that a newer one has replaced, which comes next."""
+class LetGoError(WeightsUnreadableError):
+    """The arrays were taken before, or replaced by those of the next version, which follows."""
 
 
 class OwnArrays:
@@ -73,15 +73,14 @@ class OwnArrays:
         """Returns the arrays that a version names, and lets go of them: they have one reader.
 
         Raises:
-          ReplacedError: they are of another version.
-          WeightsUnreadableError: they were taken before.
+          LetGoError: they were taken before, or are of another version.
         """
         with cls._lock:
             newest, arrays = cls.newest
             if newest != token:
-                raise ReplacedError("they are not the trainer's newest weights any more")
+                raise LetGoError("they are not the trainer's newest weights any more")
             if not arrays:
-                raise WeightsUnreadableError("the trainer's arrays were taken before")
+                raise LetGoError("the trainer's arrays were taken before")
             cls.newest = token, {}
         return arrays
 

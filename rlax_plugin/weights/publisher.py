@@ -188,9 +188,9 @@ class Publisher:
         self._pending = self._worker.submit(self._run, weights, prints)
         self._pending.add_done_callback(self._ended)
 
-    def will_write(self, step: int) -> None:
-        """Has a version written even if only readers in this process want it; any thread."""
-        self._to_write.add(step)
+    def will_write(self, *steps: int) -> None:
+        """Has versions written even if only readers in this process want them; any thread."""
+        self._to_write.update(steps)
 
     def holds(self, version: int) -> bool:
         """True if ``again`` would publish this version."""

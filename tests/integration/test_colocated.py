@@ -62,3 +62,17 @@ def test_an_engine_that_dies_ends_the_run_with_its_words_and_the_run_is_continue
     assert status == 0, out
     assert [metrics["step"] for metrics in again.steps()] == [1, 2, 3, 4]
     assert audit(RunFiles(run.dir)).violation is None
+
+
+def test_an_evaluation_during_training_is_said_to_be_skipped_and_the_last_is_made_afterwards(
+    tmp_path,
+):
+    run = Run(
+        *(tmp_path, COLOCATED, "steps=6", "rlax.rollouts.engine.reads_memory=true"),
+        "rlax.evaluation.every=2",
+    )
+    status, out = run.end()
+    assert status == 0, out
+    assert "evaluation of step 2 is skipped: no second worker was ready" in out
+    assert "evaluation of step 4:" in out
+    assert run.summary()["evaluation"]["skipped"] == 1

@@ -39,7 +39,7 @@ from rlax_plugin.rpc.transport.channels import describe
 from rlax_plugin.rpc.transport.doors import connect
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.local_copies import LocalCopies, unseen
-from rlax_plugin.weights.memory_copies import ReplacedError, this_machine
+from rlax_plugin.weights.memory_copies import LetGoError, this_machine
 from rlax_plugin.weights.verification import take_version
 
 log = logging.getLogger("rlax.worker")
@@ -340,7 +340,7 @@ class Member:
         try:
             await self._load_once(version)
             return True
-        except ReplacedError as error:  # by the next version, which is on its way
+        except LetGoError as error:  # there is a newer version, or this worker had it once
             problem, level = error, logging.INFO
         except WeightsError as error:  # whether the weights are damaged, the files will tell
             if _by_reference(version):

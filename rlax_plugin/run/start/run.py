@@ -244,7 +244,10 @@ class _Run:
         port = self._port = ControllerPort(
             controller, thread.loop, publisher, run.leader, run.devices
         )
-        publisher.will_write(self._setup.last_step)
+        last_step, every = self._setup.last_step, self._section.evaluation.every
+        publisher.will_write(last_step)
+        if every:  # the worker that stays at such a version reads its files
+            publisher.will_write(*range(every, last_step, every))
         collector = StatusCollector(controller, self._setup.last_step)
         self._observed.controller_runs(collector, thread.loop, port.activity, publisher)
         running.last.callback(self._observed.controller_ended)

@@ -30,7 +30,7 @@ class Published:
         self.canaries.append(weights.canary)
         self.parts = weights.parts
 
-    def will_write(self, step):
+    def will_write(self, *steps):
         pass
 
     def holds(self, version):
