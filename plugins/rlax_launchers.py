@@ -249,6 +249,9 @@ class Colocated(Static):
 
     colocated = True
 
+    async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
+        """Does nothing: the controller sees ``colocated``."""
+
 
 def _check_cores(config: LocalConfig, context: BuildContext) -> None:
     if not config.trainer_threads:

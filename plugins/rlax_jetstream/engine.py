@@ -308,6 +308,7 @@ class JetstreamEngine(RolloutEngine):
         # A file system may take minutes, and no program of several devices runs meanwhile.
         with self._generating() if version.in_memory else nullcontext():
             loaded = read_weights(version, self._store, like, fingerprint=None, held=held)
+        with self._generating():
             return laid_out(loaded, slots, made_by, self._discard, self._generating)
 
     def _scored(self, weights: Arrays, tokens: np.ndarray) -> np.ndarray:
@@ -322,9 +323,9 @@ class JetstreamEngine(RolloutEngine):
     def _run(self) -> None:
         scheduler: Scheduler | None = None
         try:
-            self._slots = slots = self._make_slots()
-            if self._config.warm_up:
-                with self._generating():
+            with self._generating():
+                self._slots = slots = self._make_slots()
+                if self._config.warm_up:
                     slots.warm_up()
             scheduler = self._scheduler = Scheduler(
                 slots,

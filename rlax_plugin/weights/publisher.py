@@ -117,7 +117,7 @@ class Publisher:
       failures: receives errors.
       on_visible: called on the event loop once a worker can load a version, in memory or not.
       on_published: called on the event loop once a version is written, and every reader can load
-        it.
+        it; or it is not to be written.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       near: the parameter server in this process, which knows the workers of this machine; None: no
@@ -241,7 +241,11 @@ class Publisher:
         offered = self._offer(WeightVersion(step, step, tuple(parts.values()), canary), fresh)
         alone = offered == "inside" and self._near and not self._near.watched_elsewhere
         if alone and step not in self._to_write:
-            return 0  # nobody else reads it, and a run is not continued from it
+            # Nobody else reads it, and a run is not continued from it.
+            self._loop.call_soon_threadsafe(
+                self._on_published, WeightVersion(step, step, tuple(parts.values()), canary)
+            )
+            return 0
         for name, arrays in fresh.items():
             path = self._save(step, parts[name], arrays)
             parts[name] = dataclasses.replace(parts[name], path=path)

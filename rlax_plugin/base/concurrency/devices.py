@@ -35,13 +35,6 @@ class Devices:
         self.rested: Future[None] = Future()
 
     @property
-    def phase(self) -> tuple[str, float]:
-        """What the devices are used for, and for how many seconds by now; any thread."""
-        with self._changed:
-            phase = "training" if self._training else "generation" if self._generating else "none"
-            return phase, time.monotonic() - self._since_s
-
-    @property
     def training(self) -> bool:
         """True while the trainer has the devices; any thread."""
         return self._training
@@ -70,8 +63,6 @@ class Devices:
                 self._changed.wait(_LOOK_S)
             if self._ended:
                 raise WorkerError("the engine is being closed")
-            if not self._generating:
-                self._since_s = time.monotonic()
             self._generating += 1
         try:
             yield

@@ -224,6 +224,8 @@ class Fleet(rpc.FleetServicer):
             worker.capabilities = capabilities
         before, now = (worker.ready, worker.kept, worker.rests), self._clock.now_s()
         elapsed_s, worker.last_seen = now - worker.last_seen, now
+        paused_before_s, worker.paused_s = worker.paused_s, worker.link.paused_s()
+        elapsed_s = max(0.0, elapsed_s - (worker.paused_s - paused_before_s))
         worker.version = request.version
         worker.draining = request.draining
         worker.rests = worker.rests and self.losses.rest_s(worker.name, now) > 0

@@ -80,6 +80,10 @@ class WorkerLink(ABC):
         An error is none of the caller's: a worker that is lost shows it otherwise.
         """
 
+    def paused_s(self) -> float:
+        """Seconds so far in which the worker could do nothing, as the trainer had its devices."""
+        return 0.0
+
     @abstractmethod
     async def close(self, grace_s: float | None) -> None:
         """Ends the calls that are open after ``grace_s``; None: at once."""

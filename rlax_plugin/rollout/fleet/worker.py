@@ -37,6 +37,7 @@ class Worker:
       speed: ``tokens_per_s`` as a multiple of the median worker's; 1: about the same, or not
         measured.
       given_s: time of ``time.monotonic`` at which it was last sent a request.
+      paused_s: see ``WorkerLink.paused_s``, at its last heartbeat.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Worker:
     measured_s: float = 0.0
     speed: float = 1.0
     given_s: float = field(default_factory=time.monotonic)
+    paused_s: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     suspicion: dict[str, str] = field(default_factory=dict)
     _unfinished: dict[Attempt, int] = field(default_factory=dict)

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
+from rlax_plugin.base.concurrency.devices import Devices
+from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.types import Attempt, Request, SideSpec
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import RolloutEngine
@@ -38,10 +40,21 @@ class OwnProcess:
 
 
 class ColocatedLink(WorkerLink):
-    """A worker in the controller's process, on its event loop, from a registration to its loss."""
+    """A worker in the controller's process, on its event loop, from a registration to its loss.
 
-    def __init__(self, service: RolloutService, engine: RolloutEngine, section: RlaxSection):
+    Args:
+      devices: those that the trainer and the engine share.
+    """
+
+    def __init__(
+        self,
+        service: RolloutService,
+        engine: RolloutEngine,
+        section: RlaxSection,
+        devices: Devices,
+    ):
         self._service, self._engine, self._section = service, engine, section
+        self._devices = devices
 
     async def generate(
         self, requests: Sequence[Request], name: str, side: Callable[[], Mapping[str, SideSpec]]
@@ -53,19 +66,27 @@ class ColocatedLink(WorkerLink):
                 check(request, self._section, has.vocabulary, has.side)
         except ValueError as error:
             raise CallError(str(error), "rejected") from error
-        contributors = {r.key: all_contributors(r, name) for r in requests}
+        asked = {request.key: request for request in requests}
         async with aclosing(self._service.answers(requests, self)) as answers:
             async for key, samples, given_up in answers:
                 if given_up is not None:
                     yield Heard(key, given_up=tuple(given_up))
                     continue
-                by = zip(samples, contributors[key], strict=False)
+                request = asked.get(key)
+                if request is None or tuple(s.seed for s in samples) != request.seeds:
+                    what = f"{name}: {key} was answered with samples that were not requested"
+                    raise WorkerError(what)
+                by = zip(samples, all_contributors(request, name), strict=True)
                 yield Heard(key, [Told(0, dataclasses.replace(s, workers=w)) for s, w in by])
 
     async def give_up(self, unwanted: Iterable[Attempt], oldest: int, within_s: float) -> None:
         """See ``WorkerLink``."""
         del within_s
         self._service.give_up(set(unwanted), oldest)
+
+    def paused_s(self) -> float:
+        """See ``WorkerLink``."""
+        return self._devices.trained_s
 
     async def close(self, grace_s: float | None) -> None:
         """See ``WorkerLink``; at once, as what is said is read without delay."""

@@ -49,29 +49,33 @@ class RunToJoin:
 
 
 async def prepare(
-    engine: RolloutEngine, deadlines: Deadlines, tell: Callable[[str], Awaitable[object]]
+    engine: RolloutEngine,
+    deadlines: Deadlines,
+    tell: Callable[[str], Awaitable[object]],
+    paused_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Returns once an engine is ready to be registered.
 
     Args:
       tell: called with the activity of the engine whenever it is another one.
+      paused_s: see ``load_within``.
 
     Raises:
       DeadlineError: it was not built and compiled in time.
     """
-    deadline_s = deadlines.startup_s
+    deadline_s, began_s = deadlines.startup_s, time.monotonic() - paused_s()
     preparing = asyncio.ensure_future(engine.prepare())
     told = ""
     try:
-        async with asyncio.timeout(deadline_s):
-            while not preparing.done():
-                if (doing := engine.preparing()) != told:
-                    told = doing
-                    await tell(doing)
-                await asyncio.wait({preparing}, timeout=deadlines.heartbeat_s)
-    except TimeoutError:
-        what = "building the rollout engine and compiling its programs"
-        raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
+        while not preparing.done():
+            left_s = began_s + deadline_s + paused_s() - time.monotonic()
+            if left_s <= 0:
+                what = "building the rollout engine and compiling its programs"
+                raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s")
+            if (doing := engine.preparing()) != told:
+                told = doing
+                await tell(doing)
+            await asyncio.wait({preparing}, timeout=min(left_s, deadlines.heartbeat_s))
     finally:
         preparing.cancel()
     await preparing  # raises its error

@@ -65,7 +65,8 @@ class Member:
       memory: of which it can read copies of weights, as ``this_machine`` and ``THIS_PROCESS`` name
         it.
       incarnation: number of this start among those of its name; 0: they are not numbered.
-      paused_s: see ``load_within``.
+      paused_s: see ``load_within``; None: the engine has devices of its own. If it has not, it is
+        not tried out: a trial would wait for the trainer.
 
     Attributes:
       draining: reported to the controller, which then sends no more requests.
@@ -86,7 +87,7 @@ class Member:
         copies: LocalCopies | None = None,
         incarnation: int = 0,
         memory: str | None = None,
-        paused_s: Callable[[], float] = lambda: 0.0,
+        paused_s: Callable[[], float] | None = None,
     ):
         self._name, self._run, self._endpoint, self._engine = name, run, endpoint, engine
         self._section: RlaxSection = run.section
@@ -94,7 +95,7 @@ class Member:
         self._on_quarantine, self._progress = on_quarantine, progress
         self._process, self._copies = process, copies
         self._memory = this_machine() if memory is None else memory
-        self._paused_s = paused_s
+        self._tries, self._paused_s = paused_s is None, paused_s or (lambda: 0.0)
         self._own_incarnation = incarnation
         self._connection = connect(run.controller, run.secret)
         self._fleet = rpc.FleetStub(self._connection)
@@ -225,7 +226,7 @@ class Member:
         Raises:
           RlaxError: this worker can no longer take part.
         """
-        await prepare(self._engine, self._deadlines, self._tell_preparing)
+        await prepare(self._engine, self._deadlines, self._tell_preparing, self._paused_s)
         await self.register()
         log.info("worker %s serves on %s", self._name, self._endpoint.address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
@@ -258,7 +259,8 @@ class Member:
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
-        tries = asyncio.ensure_future(try_when_idle(self._engine, self._section))
+        trial = try_when_idle(self._engine, self._section) if self._tries else _never()
+        tries = asyncio.ensure_future(trial)
         tasks = (watch, follow, restarted, tries)
         try:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -311,7 +313,8 @@ class Member:
                 continue
             finally:
                 self.loading = False
-            if not self.holds_weights and measurable(self._engine, self._section):
+            measures = self._tries and measurable(self._engine, self._section)
+            if not self.holds_weights and measures:
                 await self._show_speed()
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
@@ -446,6 +449,10 @@ class Member:
             )
             await leave(self._as_member, request, self._deadlines.rpc_s)
         await self._connection.close()
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
 
 
 def _by_reference(version: WeightVersion) -> bool:

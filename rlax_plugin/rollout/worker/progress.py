@@ -43,7 +43,6 @@ class ProgressReport:
         *,
         delivered: int,
         loading: bool,
-        paused: bool = False,
     ) -> list[pb.Progress]:
         """The progress that the next heartbeat reports.
 
@@ -52,7 +51,6 @@ class ProgressReport:
           health: the engine's figures.
           delivered: number of answers and reports so far.
           loading: True while weights are being loaded.
-          paused: True while the trainer of the same process computes; that is no fault of theirs.
         """
         own, unfinished = self._engine.progress(), self._engine.unfinished()
         common = (*_generated(health), delivered)
@@ -62,7 +60,7 @@ class ProgressReport:
             one = seen[key] = self._seen.get(key, _Seen())
             figure = common if own is None else own.get(key)
             waits = own is None or request.needs_version > self._engine.version
-            one.moves += paused or figure != one.figure or (loading and waits)
+            one.moves += figure != one.figure or (loading and waits)
             one.figure = figure
         self._seen = seen
         return [

@@ -324,14 +324,10 @@ class RolloutService(rpc.RolloutServicer):
         """True if calls are open."""
         return bool(self._calls)
 
-    def progress(
-        self, health: Mapping[str, float], loading: bool, paused: bool = False
-    ) -> list[pb.Progress]:
+    def progress(self, health: Mapping[str, float], loading: bool) -> list[pb.Progress]:
         """The progress of the open requests, for the next heartbeat; see ``ProgressReport``."""
         requests = (r for call in self._calls for r in call.unanswered.values())
-        return self._progress.take(
-            requests, health, delivered=self._delivered, loading=loading, paused=paused
-        )
+        return self._progress.take(requests, health, delivered=self._delivered, loading=loading)
 
     def _settle(self) -> None:
         if not any(call.owed for call in self._calls):

@@ -234,7 +234,7 @@ class Controller(FleetListener):
         self._flow.published(version.version, digest(prints))
 
     def published(self, version: WeightVersion) -> None:
-        """Called when a weight version is written, and every reader can load it."""
+        """Called when every reader can load a weight version: it is written, unless none asks."""
         if self._supervision.closing:
             return  # it was still being written when the run ended
         self._visible = version  # its paths may be others than those it was offered with

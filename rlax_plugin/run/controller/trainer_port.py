@@ -62,7 +62,7 @@ class ControllerPort(TrainerPort):
             self.followers = leader
             leader.tell_all(Order(START, arrays={"canary": self._canary_tokens}))
         self._first_publish = True
-        self._stop = False
+        self._stop = self._stops_here = False
         self._current: tuple[TrainBatch, StepStats] | None = None
         self._times = StepTimes()
         self._written: tuple[float, float] | None = None
@@ -164,6 +164,9 @@ class ControllerPort(TrainerPort):
         ends = ends_at("rlax.deadlines.weights_s", weights_s)
         self._committed()
         self.activity.begins(f"handing over version {weights.step} to the publisher", ends)
+        self._stops_here = self._stop
+        if self._stops_here:  # a checkpoint of it is saved afterwards
+            self._publisher.will_write(weights.step)
         self._publisher.publish(weights)
         if self._leader is not None:
             self._publisher.forget()
@@ -171,10 +174,14 @@ class ControllerPort(TrainerPort):
         self._busy("hands over weights", started, ended)
         if self._first_publish:
             self._first_publish = False
+            if self._devices is not None:
+                self._devices.rest()  # the engine is built while the trainer compiles its step
             self._loop.call_soon_threadsafe(self._controller.weights_exist, weights.step)
 
     def decide(self, step: int) -> Decision:
-        stop = self._stop  # read once: a signal may come between two questions
+        # Read once: a signal may come between two questions. With colocated generation that was
+        # before the version was published, which is written if the run stops here.
+        stop = self._stop if self._devices is None else self._stops_here
         decision = Decision(save=stop, stop=stop)
         if self._leader is not None:
             self._leader.decided(step, decision)

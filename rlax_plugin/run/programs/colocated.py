@@ -60,14 +60,14 @@ async def colocated_worker(
             endpoint=OwnProcess(run.controller, run.secret.certificate),
             engine=engine,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
-            progress=lambda health, loading: service.progress(health, loading, devices.training),
+            progress=lambda health, loading: service.progress(health, loading),
             memory=THIS_PROCESS,
             paused_s=lambda: devices.trained_s,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
         )
-        fleet.here[PROCESS] = lambda: ColocatedLink(service, engine, section)
+        fleet.here[PROCESS] = lambda: ColocatedLink(service, engine, section, devices)
         try:
             await member.live()
         finally:

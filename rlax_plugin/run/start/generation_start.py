@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from rlax_plugin.base.concurrency.devices import Devices
@@ -50,7 +49,6 @@ from rlax_plugin.weights.parameter_server import ParameterServer
 log = logging.getLogger("rlax.controller")
 
 _LOOK_S = 0.1  # less than the shortest time for which a launcher says that a worker fails
-_ENGINE_S = 20.0  # for an engine in this process to end its thread
 _LONGEST_FAILING = 600  # characters of a sentence with a line of a worker's log
 
 
@@ -226,8 +224,7 @@ class GenerationStart:
             secret = FollowedSecret(self.secrets.worker_file, "rlax.launcher")
             content = sample_hash(self._config.content)
             run = RunToJoin(self.address, self._config.section, content, secret)
-            life = spawn(colocated_worker(run, self._config, self.devices, made.fleet))
-            closing.ends("the engine", "rlax.launcher", partial(_ended, life), _ENGINE_S)
+            spawn(colocated_worker(run, self._config, self.devices, made.fleet))
         spawn(made.fleet.watch())
         if made.scaler is not None:
             seen = made.dispatcher.backlog, made.fleet.workers
@@ -247,12 +244,6 @@ class GenerationStart:
                 secrets.of_worker.write(self._ring)
             except OSError as error:
                 log.warning("%s cannot be written: %s", self._ring, error.strerror)
-
-
-async def _ended(life: asyncio.Task[None]) -> None:
-    """Returns once a worker in this process has ended; the fleet has told it to."""
-    life.cancel()
-    await asyncio.wait({life})
 
 
 async def show_failing(launcher: Launcher, note: Callable[[str], None], every_s: float) -> None:

@@ -28,17 +28,15 @@ class Thread(threading.Thread):
 def test_the_engine_waits_for_the_trainer_and_its_threads_do_not_wait_for_each_other():
     devices = Devices()
     one, other = Thread(devices), Thread(devices)
-    assert devices.phase[0] == "training" and not devices.rested.done()
+    assert devices.training and not devices.rested.done()
     assert not one.began.wait(0.05) and not other.began.is_set()
     devices.rest()
     assert devices.rested.done()
     for thread in (one, other):  # both at once: neither has ended
         assert thread.began.wait(LIMIT_S)
-    assert devices.phase[0] == "generation"
     for thread in (one, other):
         thread.end.set()
         thread.join(LIMIT_S)
-    assert devices.phase[0] == "none"
 
 
 def test_a_trainer_that_waits_goes_before_the_next_call_of_the_engine():
@@ -53,7 +51,7 @@ def test_a_trainer_that_waits_goes_before_the_next_call_of_the_engine():
     assert not after.began.wait(0.05)  # although another call of the engine has the devices
     before.end.set()
     trains.join(LIMIT_S)
-    assert devices.phase[0] == "training" and not after.began.is_set()
+    assert devices.training and not after.began.is_set()
     devices.rest()
     assert after.began.wait(LIMIT_S)
     after.end.set()
@@ -66,11 +64,11 @@ def test_a_call_that_does_not_end_is_an_error_with_its_key_and_training_does_not
     assert stuck.began.wait(LIMIT_S)
     with pytest.raises(DeadlineError, match=r"a call of the rollout engine.*rlax\.deadlines\.g"):
         devices.train(0.01, "rlax.deadlines.group_s")
-    assert devices.phase[0] == "generation"
+    assert not devices.training
     stuck.end.set()
     stuck.join(LIMIT_S)
     devices.train(LIMIT_S, "rlax.deadlines.group_s")
-    assert devices.phase[0] == "training"
+    assert devices.training
 
 
 def test_an_engine_that_is_closed_gets_no_turn_while_the_trainer_has_the_devices():
@@ -95,7 +93,6 @@ def test_the_trainer_may_rest_after_the_wait_for_it_was_cancelled():
     devices = Devices()
     devices.rested.cancel()
     devices.rest()
-    assert devices.phase[0] == "none"
 
 
 def test_the_seconds_of_training_grow_only_while_the_trainer_has_the_devices():

@@ -12,6 +12,7 @@ from part_stubs import EngineStub
 from sections import section_with
 from waiting import eventually
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.types import Key, Request, Sampled
 from rlax_plugin.ports.capabilities import Capabilities
@@ -54,7 +55,7 @@ async def joined(**settings: Any) -> tuple[Any, Any, list[str], Engine, RolloutS
     fleet, dispatcher, lost = make(**settings)
     engine = Engine()
     service = RolloutService(engine, SECTION)
-    fleet.here["p"] = lambda: ColocatedLink(service, engine, SECTION)
+    fleet.here["p"] = lambda: ColocatedLink(service, engine, SECTION, Devices())
     await register(fleet)
     return fleet, dispatcher, lost, engine, service
 
@@ -91,6 +92,23 @@ async def test_an_answer_is_checked_as_that_of_any_worker():
     await eventually(lambda: lost)
     assert "token" in lost[0] and "100" in lost[0] and engine.cancelled == 1
     assert not ticket.done()
+    await dispatcher.close()
+
+
+@pytest.mark.parametrize("wrong", ["one is missing", "another seed", "not asked for"])
+async def test_an_answer_has_the_samples_that_were_asked_for(wrong):
+    _, dispatcher, lost, engine, _ = await joined()
+    ticket = dispatcher.submit(request(0))
+    await eventually(lambda: engine.told)
+    key, seeds = engine.asked[0].key, engine.asked[0].seeds
+    if wrong == "one is missing":
+        engine.told[0](key, dispatching.generated(seeds[:1], 1, "stop"))
+    elif wrong == "another seed":
+        engine.told[0](key, dispatching.generated([seeds[0], 77], 1, 1, "stop"))
+    else:
+        engine.told[0](Key("train", 99), dispatching.generated(seeds, 1, 1, "stop"))
+    await eventually(lambda: lost)
+    assert "samples that were not requested" in lost[0] and not ticket.done()
     await dispatcher.close()
 
 
