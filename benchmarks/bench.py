@@ -164,7 +164,7 @@ def show(result: dict[str, Any]) -> None:
             phases = [f"{1e3 * s:.1f}" for s in compared.get("phases", {}).values()]
             step = f"{1e3 * found[f'{name}_s']:.1f}"
             table.add_row(work, name, step, *to_bare, limit, *to_alternation, *phases)
-    Console(width=160).print(table)
+    Console(width=180).print(table)
 
 
 def ratio(compared: dict[str, Any] | None) -> tuple[str, str]:
