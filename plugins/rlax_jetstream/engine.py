@@ -146,7 +146,9 @@ class JetstreamEngine(RolloutEngine):
         Raises:
           WorkerError: the engine has failed.
         """
-        await asyncio.shield(asyncio.wrap_future(self._ready))
+        ready = asyncio.wrap_future(self._ready)
+        ready.add_done_callback(_ignore)  # who waited may have been cancelled by then
+        await asyncio.shield(ready)
 
     def preparing(self) -> str:  # libraries are imported before the slots are built
         return "importing" if self._slots is None else "compiling"
@@ -430,3 +432,9 @@ class JetstreamEngine(RolloutEngine):
     def _raise_if_failed(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _ignore(ended: asyncio.Future[DecodeSlots]) -> None:
+    """Retrieves an error, which asyncio would log otherwise; those who wait get it too."""
+    if not ended.cancelled():
+        ended.exception()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import queue
 import threading
 
@@ -169,6 +170,35 @@ async def test_a_failing_start_is_reported():
         await take_version(engine, version(0))
     with pytest.raises(WorkerError, match="no such model"):
         engine.health()
+
+
+async def test_a_start_that_fails_when_nobody_waits_for_it_any_more_is_no_unretrieved_error():
+    goes_on, unretrieved = threading.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, told: unretrieved.append(told))
+
+    def build():
+        goes_on.wait(60)
+        raise RuntimeError("no memory")
+
+    engine = JetstreamEngine(
+        make_slots=build,
+        store=None,
+        rollouts=Rollouts(),
+        config=JetstreamConfig(),
+        make_prompt_source=SourceStub,
+    )
+    waits = asyncio.ensure_future(engine.prepare())
+    await asyncio.sleep(0)
+    waits.cancel()
+    await asyncio.wait({waits})
+    closes = asyncio.ensure_future(asyncio.to_thread(engine.close))
+    await eventually(lambda: engine._closing)
+    goes_on.set()
+    await closes
+    await asyncio.sleep(0)
+    del engine, waits, closes
+    gc.collect()
+    assert unretrieved == []
 
 
 def test_an_error_in_on_reply_ends_generate():
