@@ -21,6 +21,9 @@ SLOW_S = 5.0
 TIMES = 10
 """A wait that takes so many times as long as usual is a finding of ``rlax doctor``."""
 
+COLOCATED = "colocated"
+"""The name of the worker in the trainer's own process, which takes turns with training."""
+
 SILENT = "silent"
 """The state of a worker whose heartbeats are overdue."""
 

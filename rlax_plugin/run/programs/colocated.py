@@ -10,6 +10,7 @@ from functools import partial
 
 from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.liveness.run_status import COLOCATED
 from rlax_plugin.build import build_part
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
@@ -22,8 +23,6 @@ from rlax_plugin.run.programs.engine import check_scores
 from rlax_plugin.weights.memory_copies import THIS_PROCESS
 
 log = logging.getLogger("rlax.worker")
-
-NAME = "colocated"
 
 _CLOSE_S = 15.0  # for the engine's thread to leave a call
 
@@ -55,7 +54,7 @@ async def colocated_worker(
     try:
         check_scores(engine, choice.name)
         member = Member(
-            name=NAME,
+            name=COLOCATED,
             run=run,
             endpoint=OwnProcess(run.controller, run.secret.certificate),
             engine=engine,

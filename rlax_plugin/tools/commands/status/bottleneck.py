@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import math
 
-from rlax_plugin.base.liveness.run_status import SILENT, SLOW_S, TIMES, ControllerStatus, RunStatus
+from rlax_plugin.base.liveness.run_status import (
+    COLOCATED,
+    SILENT,
+    SLOW_S,
+    TIMES,
+    ControllerStatus,
+    RunStatus,
+)
 from rlax_plugin.base.text.amounts import in_seconds
 from rlax_plugin.run.controller.limits import rewards_fail
 
@@ -63,6 +70,11 @@ def _why_waiting(found: ControllerStatus, waits: float) -> str:
             f"; {used:.0%} of the workers' slots are in use, and the {found.reward_processes} "
             f"reward processes are busy for {found.rewards_used:.0%} of the time: raise "
             "rlax.reward_processes"
+        )
+    if all(one.name == COLOCATED for one in ready):
+        return (
+            ", because training and generation take turns on the same devices; a worker with "
+            "devices of its own would share the generation"
         )
     if found.max_staleness == 1:
         return (

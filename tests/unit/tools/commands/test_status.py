@@ -83,6 +83,14 @@ def status(wait: float = 0.5, publish: float = 0.0, **changes: Any) -> RunStatus
         (status(0.5, slots_used=0.2), "although only 20% of the workers' slots are in use"),
         (status(0.5, slots_used=0.2, rewards_used=0.95), "the 2 reward processes are busy for 95%"),
         (status(0.5, max_staleness=1), "because rlax.staleness.max_staleness is 1"),
+        (
+            status(0.5, max_staleness=1, workers=(worker("colocated"),)),
+            "because training and generation take turns on the same devices",
+        ),
+        (
+            status(0.5, max_staleness=1, workers=(worker("colocated"), worker("b"))),
+            "because rlax.staleness.max_staleness is 1",
+        ),
         (status(0.05), "the trainer is busy for 95% of the step and is the bottleneck"),
         (status(0.05, publish=0.4), "publishing weights holds the trainer up for 40% of the step"),
         (status(shares={}), "no step is finished yet"),
