@@ -377,7 +377,8 @@ class MainThread:
         try:
             return waiting.result()
         except _Raised as raised:
-            raise raised.error from None
+            error = raised.error
+        raise error  # not from None, which would take its cause, and with it its ending
 
     def run(self, forms: Sequence[Form]) -> None:
         """Works until the process ends."""

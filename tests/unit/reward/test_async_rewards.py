@@ -70,6 +70,11 @@ def slow(prompt, completion):
     if completion == "stuck":
         hanging(completion)
         time.sleep(600)
+    if completion == "wraps":
+        try:
+            open("/dev/full", "wb", buffering=0).write(b"x")
+        except OSError as error:
+            raise ValueError("the cache cannot be written") from error
     time.sleep(0.05)
     return 0.5
 
@@ -162,6 +167,14 @@ def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where
         assert pool.replaced == 1
 
     with_pool(section("wild", "slow"), work, clocks=late_at_once(Path("hanging")))
+
+
+def test_the_cause_of_an_error_of_a_function_beside_an_async_reward_counts():
+    async def work(pool):
+        (one,) = await pool.score(prompt(), episodes("wraps"))
+        assert one.ending == "disk_full" and "the cache cannot be written" in reason(one)
+
+    with_pool(section("wild", "slow"), work)
 
 
 def test_an_exit_is_an_error_and_a_cancelled_group_ends_and_the_event_loop_goes_on():
