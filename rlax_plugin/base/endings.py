@@ -2,13 +2,15 @@
 
 The rule: what the policy can cause is graded or pays what a wrong answer pays, so that no answer
 gains by breaking its judge; what it cannot cause never trains, so that no answer pays for a machine
-that fails. docs/endings.md has this table, with the place that decides each row.
+that fails. docs/endings.md has this table.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import socket
+from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Literal
@@ -79,6 +81,7 @@ class Ending(StrEnum):
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _MOST_CAUSES = 16  # a chain of exceptions may be a circle
 
 
@@ -86,22 +89,32 @@ def ending_of(error: BaseException, otherwise: Ending) -> Ending:
     """Returns what an exception of a reward or an environment says about its sample.
 
     An error of this project has an attribute ``ending``. Of the others, one of the operating system
-    counts, also where a library has raised its own because of it.
+    counts, also as a member of an exception group, and where a library has raised its own because
+    of it. What ``raise ... from None`` has hidden does not count.
 
     Args:
       otherwise: returned for every other exception.
     """
-    for one in itertools.islice(_causes(error), _MOST_CAUSES):
+    for one in itertools.islice(_with_causes(error), _MOST_CAUSES):
         if isinstance(ending := getattr(one, "ending", None), Ending) and ending.unscored:
             return ending
+        if isinstance(one, ConnectionError | TimeoutError | socket.gaierror):
+            return Ending.SERVER_FAILED
         if isinstance(one, OSError) and one.errno in _FULL:
             return Ending.DISK_FULL
-        if isinstance(one, ConnectionError | TimeoutError):
+        if isinstance(one, OSError) and one.errno in _UNREACHABLE:
             return Ending.SERVER_FAILED
     return otherwise
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Returns an exception, then its members and its cause, then theirs, perhaps without end."""
+    waiting = deque([error])
+    while waiting:
+        one = waiting.popleft()
+        yield one
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(one.exceptions)
+        cause = one.__cause__ if one.__suppress_context__ else one.__context__
+        if cause is not None:
+            waiting.append(cause)

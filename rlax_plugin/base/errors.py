@@ -119,8 +119,6 @@ class DeadlineError(RlaxError):
       needed_s: an estimate of a sufficient value for the key; None if there is none.
     """
 
-    ending = Ending.REWARD_LATE
-
     def __init__(self, what: str, seconds: float, key: str, needed_s: float | None = None):
         self.what, self.seconds, self.key, self.needed_s = what, seconds, key, needed_s
         advice = f" (set {key} to wait longer)"

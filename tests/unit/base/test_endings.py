@@ -50,6 +50,16 @@ def wrapped() -> None:
         raise ValueError("the cache cannot be written") from error
 
 
+def in_place_of(error: BaseException) -> Callable[[], None]:
+    def code() -> None:
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001  whatever it is
+            raise ValueError("the address is not among the known ones") from None
+
+    return code
+
+
 def in_a_circle() -> None:
     one, other = ValueError("a"), ValueError("b")
     one.__cause__, other.__cause__ = other, one
@@ -64,6 +74,7 @@ def raises(error: BaseException) -> Callable[[], None]:
 
 
 FAILED = Ending.ENVIRONMENT_FAILED
+wrapping = ExceptionGroup("of one", [ConnectionRefusedError()])
 
 
 @pytest.mark.parametrize(
@@ -74,12 +85,19 @@ FAILED = Ending.ENVIRONMENT_FAILED
         (wrapped, Ending.DISK_FULL),
         (raises(OSError(errno.EDQUOT, "over quota")), Ending.DISK_FULL),
         (raises(TimeoutError()), Ending.SERVER_FAILED),
-        (raises(DeadlineError("it", 1.0, "rlax.deadlines.reward_s")), Ending.REWARD_LATE),
+        (raises(socket.gaierror(socket.EAI_NONAME, "no such host")), Ending.SERVER_FAILED),
+        (raises(OSError(errno.ENETUNREACH, "no route")), Ending.SERVER_FAILED),
+        (raises(OSError(errno.EHOSTUNREACH, "no route")), Ending.SERVER_FAILED),
+        (raises(ExceptionGroup("of both", [KeyError(1), wrapping])), Ending.SERVER_FAILED),
         (raises(SandboxError("no user namespaces")), Ending.SANDBOX_FAILED),
         (raises(SandboxError("lost", Ending.PROCESS_ENDED)), Ending.PROCESS_ENDED),
         # Whoever lets it pass has not said that the argument was the answer.
         (raises(OverLimitError("too much", Ending.OVER_MEMORY)), FAILED),
         (raises(RlaxError("broken")), FAILED),
+        # Deadlines of many kinds pass; that of a reward is judged where it is kept.
+        (raises(DeadlineError("importing it", 1.0, "rlax.deadlines.startup_s")), FAILED),
+        (in_place_of(ConnectionRefusedError()), FAILED),
+        (in_place_of(SandboxError("no user namespaces")), FAILED),
         (raises(FileNotFoundError("x")), FAILED),
         (raises(MemoryError()), FAILED),
         (raises(SystemExit(3)), FAILED),

@@ -146,6 +146,10 @@ ENDINGS: dict[str, tuple[Ending | None, float | None]] = {
     "raises ConnectionRefusedError(111, 'x')": (Ending.SERVER_FAILED, None),
     "raises TimeoutError()": (Ending.SERVER_FAILED, None),
     "raises OSError(errno.ENOSPC, 'x')": (Ending.DISK_FULL, None),
+    "raises DeadlineError('an import', 1.0, 'rlax.deadlines.startup_s')": (
+        Ending.REWARD_FAILED,
+        None,
+    ),
     "raises SandboxError('x')": (Ending.SANDBOX_FAILED, None),
     "raises OverLimitError('x', Ending.OVER_TIME)": (Ending.REWARD_FAILED, None),
     "dies SIGKILL": (Ending.PROCESS_ENDED, None),
