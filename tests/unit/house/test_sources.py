@@ -114,3 +114,10 @@ def test_each_python_child_is_started_without_the_working_directory_on_its_path(
         "rlax_plugin/reward/sandbox/layers.py",
         "rlax_plugin/tools/cli/models.py",
     }
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports test files by their name alone, and collects nothing where one comes twice."""
+    tests = ROOT / "tests"
+    names = [p.name for p in tests.rglob("test_*.py") if not (p.parent / "__init__.py").exists()]
+    assert len(names) > 400 and sorted(names) == sorted(set(names))
