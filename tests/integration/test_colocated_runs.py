@@ -13,7 +13,7 @@ COLOCATED = "rlax.launcher={name: colocated}"
 
 def test_workers_join_a_colocated_run_and_one_is_killed(tmp_path):
     run = Run(
-        *(tmp_path, COLOCATED, "steps=40", "rlax.rollouts.engine.reads_memory=true"),
+        *(tmp_path, COLOCATED, "steps=5000", "rlax.rollouts.engine.reads_memory=true"),
         *("rlax.rollouts.engine.token_s=0.02", "rlax.evaluation.problems=0"),
     )
     secret = run.dir / "worker-token.json"
@@ -28,8 +28,11 @@ def test_workers_join_a_colocated_run_and_one_is_killed(tmp_path):
     ):
         run.until(lambda: {"one", "other"} <= trainers_of(run), "batches with samples of both")
         one.send_signal(signal.SIGKILL)
+        steps = len(run.steps())
+        run.until(lambda: len(run.steps()) >= steps + 5, "five steps without it")
+        run.process.send_signal(signal.SIGINT)
         status, out = run.end()
-        assert status == 0, out
+        assert status == 130 and "interrupted after step" in out, out
         assert other.wait(60) == 0
     assert "colocated" in trainers_of(run)
     report = audit(RunFiles(run.dir))

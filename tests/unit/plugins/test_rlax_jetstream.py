@@ -192,7 +192,7 @@ async def test_a_start_that_fails_when_nobody_waits_for_it_any_more_is_no_unretr
     waits.cancel()
     await asyncio.wait({waits})
     closes = asyncio.ensure_future(asyncio.to_thread(engine.close))
-    await eventually(lambda: engine._closing)
+    await eventually(lambda one=engine: one._closing)
     goes_on.set()
     await closes
     await asyncio.sleep(0)
