@@ -159,6 +159,10 @@ class PythonTests(Reward):
         self, prompt: Prompt, cases: list[Case], program: _Program
     ) -> tuple[int, int, Ending | None]:
         """Returns how many tests pass, how many take too long, and how the first such test ends."""
+        # Their start is no time of the code; it may take 20 s where the machine is loaded.
+        self._sandbox_of_code().start()
+        if any(isinstance(case, Statements) for case in cases):
+            self._sandbox_of_tests().start()
         end = time.monotonic() + self._config.sample_s
         passed = late = 0
         ending: Ending | None = None

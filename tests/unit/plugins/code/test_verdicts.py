@@ -4,13 +4,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rlax_code import PythonTests, PythonTestsConfig
 from waiting import wait_until
 
-from rlax_plugin.api import Ending, Prompt, SandboxError, sandbox_layers
+from rlax_plugin.api import Ending, Prompt, Sandbox, SandboxError, sandbox_layers
 from rlax_plugin.testing import make_prompt
 
 pytestmark = pytest.mark.skipif(
@@ -171,6 +172,25 @@ def test_a_sandbox_that_is_killed_leaves_the_sample_unscored(which: str) -> None
     killer.join()
     assert passed(reward, ["assert f(1) == 1"], "def f(x): return x") == 1.0
     reward.close()
+
+
+def test_the_start_of_the_sandboxes_is_no_time_of_the_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [0.0]
+    started = Sandbox._started
+
+    def slowly_started(sandbox: Sandbox) -> Any:
+        now_s[0] += 20.0 * (sandbox._server is None)
+        return started(sandbox)
+
+    monkeypatch.setattr(Sandbox, "_started", slowly_started)
+    monkeypatch.setattr("rlax_code.reward.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    reward = PythonTests(PythonTestsConfig(test_s=30.0, sample_s=60.0))
+    score = reward(prompt([*DOUBLE, *DOUBLE]), RIGHT)
+    reward.close()
+    assert now_s == [40.0]
+    assert (score.total, score.ending, score.metrics["tests_late"]) == (1.0, None, 0.0)
 
 
 PROGRAM = [{"input": "", "output": "4"}]
