@@ -209,7 +209,9 @@ class PythonTests(Reward):
                 f"test {number + 1} of prompt {prompt.id} cannot be used: {one_line(said, 300)}"
             )
         holds = verdict.why == "exited" and verdict.code == RIGHT
-        return holds, verdict if verdict.why == "lost" else ended
+        # Code that only waited, or ended with its tests, says nothing of what ended these.
+        by_tests = verdict.why != "exited" and ended.ending is None
+        return holds, verdict if by_tests else ended
 
     def _sandbox_of_code(self) -> Sandbox:
         if self._code is None:

@@ -204,6 +204,9 @@ BROUGHT_DOWN: dict[str, tuple[Any, str, Ending | None]] = {
     "segfault in a call": (
         DOUBLE, "import os\ndef double(x): os.kill(os.getpid(), 11)", Ending.CRASHED,
     ),
+    "its tests, which it is called by": (
+        ["import os\nassert double(2) == 4\nos.kill(os.getpid(), 11)"], RIGHT, Ending.CRASHED,
+    ),
     "too many processes": (PROGRAM, "import os\nwhile True: os.fork()", Ending.CRASHED),
     "a large object": (PROGRAM, "x = b'x' * (1 << 40)", Ending.CRASHED),
     "output": (PROGRAM, "print('4' * 10_000_000)", Ending.OVER_OUTPUT),
