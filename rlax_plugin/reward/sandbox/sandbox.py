@@ -30,7 +30,7 @@ _START_S = 20.0
 _GRACE_S = 5.0  # until a server that has killed a piece says so
 _MESSAGE = 1 << 16
 
-Why = Literal["exited", "signal", "time", "memory", "output", "stopped", "lost"]
+Why = Literal["exited", "signal", "time", "memory", "output", "stopped"]
 _ENDINGS: dict[Why, Ending] = {
     "signal": Ending.CRASHED,
     "time": Ending.OVER_TIME,
@@ -54,8 +54,7 @@ class Ended:
     Attributes:
       why: it ``exited`` by itself; a ``signal`` ended it; it was killed because its ``time`` was
         over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited
-        and its output has reached the limit, so that some may be missing; ``lost``: the sandbox was
-        ended from outside, which the code cannot do.
+        and its output has reached the limit, so that some may be missing.
       code: exit code, or the negative number of the signal.
       stdout, stderr: its output, at most ``Limits.file_bytes`` each.
     """
@@ -126,7 +125,7 @@ class Sandbox:
         """Runs a program to its end; see ``begin``.
 
         Raises:
-          SandboxError: it could not be run.
+          SandboxError: it could not be run, or the sandbox was ended from outside.
         """
         return self.begin(source, stdin, channel).wait()
 
@@ -188,6 +187,7 @@ class Running:
     ):
         self._owner, self._server, self._number = owner, server, number
         self._ended: Ended | None = None
+        self._failure: SandboxError | None = None
         with ExitStack() as stack:
             if channel is not None:
                 stack.enter_context(channel)
@@ -208,14 +208,21 @@ class Running:
         """Waits for its end, which comes by ``Limits.wall_s`` at the latest.
 
         Raises:
-          SandboxError: the sandbox failed, not the code.
+          SandboxError: the sandbox failed, not the code, or was ended from outside, which the code
+            cannot do; a sample that this happens to must not train.
         """
+        if self._failure is not None:
+            raise self._failure
         if self._ended is None:
             self._ended = self._result()
         return self._ended
 
     def stop(self) -> Ended:
-        """Kills it if it still runs."""
+        """Kills it if it still runs.
+
+        Raises:
+          SandboxError: see ``wait``.
+        """
         if self._ended is None:
             with suppress(OSError):
                 self._server.send({"stop": self._number})
@@ -225,20 +232,30 @@ class Running:
         said = self._server.answer(self._number, self._end)
         exceeded = self._server.memory.exceeded()
         if said is None:  # the server is gone, or ends now, with all that it has started
+            why = self._server.lost or ("memory" if exceeded else None)
             # Process 1 of a namespace cannot be killed by what runs in it.
-            alone = "lost" if "pid namespace" in self._owner.layers else "signal"
-            why = self._server.lost or ("memory" if exceeded else alone)
+            if why is None and "pid namespace" in self._owner.layers:
+                reason = "the sandbox was ended from outside while it ran a program"
+                raise self._failed(SandboxError(reason, Ending.PROCESS_ENDED))
             self._owner.close()
-            return self._made(why, -signal.SIGKILL)
+            return self._made(why or "signal", -signal.SIGKILL)
         if "failed" in said:
-            self._owner.close()
-            raise SandboxError(f"a piece of code could not be started: {said['failed']}")
+            reason = f"a piece of code could not be started: {said['failed']}"
+            raise self._failed(SandboxError(reason))
         why = said["why"] or ("exited" if said["code"] >= 0 else "signal")
         if why == "signal" and said["code"] == -signal.SIGXCPU:
             why = "time"
         elif why == "signal" and exceeded:
             why = "memory"
         return self._made(why, said["code"])
+
+    def _failed(self, failure: SandboxError) -> SandboxError:
+        """Ends the sandbox, and keeps why this piece has no result for every later ``wait``."""
+        self._owner.close()
+        for file in self._written:
+            os.close(file)
+        self._failure = failure
+        return failure
 
     def _made(self, why: Why, code: int) -> Ended:
         most = self._owner.limits.file_bytes

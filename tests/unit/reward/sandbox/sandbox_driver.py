@@ -17,9 +17,10 @@ from unittest.mock import patch
 
 import psutil
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
 from rlax_plugin.reward.sandbox.layers import Offer, offered
-from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox
+from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox, SandboxError
 
 HERE = Path(__file__)
 REPOSITORY = HERE.parents[4]
@@ -70,8 +71,13 @@ class Driver:
         Args:
           lacks: layers that its machine is said not to have.
           limits: other ones than ``LIMITS``.
+
+        Raises:
+          SandboxError: it was ended from outside, or could not be run.
         """
         said = self.ask(source=source, stdin=stdin, limits=limits, lacks=lacks)
+        if "failed" in said:
+            raise SandboxError(said["failed"], Ending(said["ending"]))
         stdout, stderr = (said.pop(name).encode() for name in ("stdout", "stderr"))
         return Ended(**said, stdout=stdout, stderr=stderr)
 
@@ -109,10 +115,15 @@ def main() -> None:
                 boxes.clear()
                 limits = Limits(**(asdict(LIMITS) | asked["limits"]))
                 boxes[key] = _sandbox(limits, asked["lacks"])
-            ended = boxes[key].run(asked["source"], asked["stdin"].encode())
-            answer = asdict(ended) | {
-                name: getattr(ended, name).decode(errors="replace") for name in ("stdout", "stderr")
-            }
+            try:
+                ended = boxes[key].run(asked["source"], asked["stdin"].encode())
+            except SandboxError as error:
+                answer = {"failed": str(error), "ending": error.ending}
+            else:
+                answer = asdict(ended) | {
+                    name: getattr(ended, name).decode(errors="replace")
+                    for name in ("stdout", "stderr")
+                }
         print(json.dumps(answer), flush=True)
     for box in boxes.values():
         box.close()
