@@ -2,7 +2,7 @@
 
 The files that it names are those of its page: functions and plug-ins are the page's Python blocks.
 A converted model is its keys alone, and files of data are empty: ``--fast`` reads neither. A full
-check of configs for MaxText, and two steps of each, are in ``tests/maxtext/test_pretrained_runs``;
+check of those from verl and MaxText, and two steps, are in ``tests/maxtext/test_pretrained_runs``;
 those for toy models are trained by the tests of their pages.
 """
 
@@ -75,7 +75,7 @@ def installed(module: str) -> bool:
 
 def test_the_pages_have_complete_configs() -> None:
     """The ways to train that pages show in full: more may come, and are found by themselves."""
-    pages = ("environments", "from_maxtext", "from_verl", "judges", "plugin_hooks")
+    pages = ("environments", "from_maxtext", "from_tunix", "from_verl", "judges", "plugin_hooks")
     pages = {f"{name}.md" for name in (*pages, "writing_plugins", "your_reward")}
     assert pages <= {printed.page for printed in COMPLETE}
 

@@ -2,14 +2,12 @@
 
 import ast
 import importlib.util
-import json
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 import yaml
-from command_line import rlax
 from documents import ROOT, fences, prose, read, sections
 
 from rlax_plugin.build import registry_of
@@ -137,18 +135,6 @@ def test_the_config_says_what_the_script_of_tunix_and_the_command_of_maxtext_sai
     texts, answers = ["so 12", "so 13"], ["6 + 6 #### 12"] * 2
     assert correct(prompts=["?"] * 2, completions=texts, answer=answers) == [1.0, 0.0]
     assert correct(["?"] * 2, texts, answers, tmvp_config=None) == [1.0, 0.0]
-
-
-def test_rlax_check_accepts_the_config_of_the_page_for_tunix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolved(TUNIX, tmp_path, monkeypatch)
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        row = {"question": "6 + 6?", "answer": "6 + 6 #### 12"}
-        (tmp_path / "data" / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-    checked = rlax("check", "page.yml", "--fast")
-    assert checked.exit_code == 0, checked.output
 
 
 def test_the_keys_of_maxtext_in_the_tables_for_tunix_are_those_of_the_installed_version() -> None:

@@ -73,19 +73,27 @@ def test_a_terminal_that_is_gone_stops_nobody() -> None:
 
 
 def test_a_message_of_a_log_does_not_wait_until_it_is_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(terminal_module, "_PATIENCE_S", 3600.0)  # a test that waits does not pass
+    monkeypatch.setattr(terminal_module, "_PATIENCE_S", 20.0)
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     os.mkfifo(log_path := tmp_path / "trainer.log")
     read = os.open(log_path, os.O_RDONLY | os.O_NONBLOCK)
-    seen = b""
-    with quiet(log_path):
+    seen, said = b"", threading.Event()
+
+    def say() -> None:
         for number in range(2_000):  # more than the 64 KiB that a pipe takes without a reader
             logging.getLogger("rlax").info("%060d", number)
-        os.set_blocking(read, True)
-        while not seen.endswith(b"1999\n"):
-            seen += os.read(read, 1 << 16)
-    os.close(read)
+        said.set()
+
+    with quiet(log_path):
+        try:
+            threading.Thread(target=say, daemon=True).start()
+            assert said.wait(15), "a message waits for the reader"
+            os.set_blocking(read, True)
+            while not seen.endswith(b"1999\n"):
+                seen += os.read(read, 1 << 16)
+        finally:
+            os.close(read)
     assert [int(line.split()[-1]) for line in seen.splitlines()] == list(range(2_000))
 
 

@@ -48,6 +48,12 @@ async def test_a_load_that_a_new_trainer_process_overtakes_counts_for_nothing():
         await one.publish(8)
         await asyncio.wait_for(follows, 60)
         assert engine.version == 8 and not worker.holds_weights
+        follows = asyncio.ensure_future(worker.follow(client))  # the new trainer's, of less number
+        await one.publish(2, restart=True)
+        await worker.register()
+        await until(lambda: worker.holds_weights)
+        assert engine.version == 2
+        follows.cancel()
         watches.cancel()
         await client.close()
         await worker.leave()
@@ -71,10 +77,11 @@ async def test_a_worker_loads_one_of_reload_every_versions():
 class Own(Counting):
     """An engine that takes the trainer's arrays, and finds version 1 as ``problem`` says."""
 
-    reads_memory, problem = True, None
+    reads_memory, problem, tried = True, None, 0
 
     async def load(self, version: WeightVersion) -> Loaded:
         if (memory := version.parts[0].memory) is not None:
+            self.tried += 1
             read(memory, version.parts[0].tensors)
             if self.problem is not None:
                 raise self.problem
@@ -128,7 +135,7 @@ async def test_arrays_that_the_next_version_has_replaced_are_left_for_it():
         first, second = offered(1), offered(2)
         await one.parameters.offer(first, inside=True)
         one.fleet.newest.number = 1
-        await asyncio.sleep(0.2)
+        await until(lambda: engine.tried)
         assert one.held("w") == 0 and not lives.done()
         await one.parameters.offer(second, inside=True)
         one.fleet.newest.number = 2
