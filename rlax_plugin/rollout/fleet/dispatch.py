@@ -469,8 +469,10 @@ class Dispatcher(FleetListener):
         tickets: list[Ticket],
         error: str,
         its_fault: bool,
-        ending: Ending = Ending.WORKER_LOST,
+        ending: Ending | None = None,
     ) -> None:
+        if ending is None:
+            ending = Ending.WORKER_LOST if worker.trusted else Ending.QUARANTINED
         for ticket in tickets:
             if ticket.done.done():
                 continue

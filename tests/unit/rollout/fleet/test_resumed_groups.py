@@ -147,6 +147,19 @@ async def test_what_waits_forgets_what_a_quarantined_worker_generated():
     await dispatcher.close()
 
 
+async def test_what_a_worker_had_under_way_when_it_was_quarantined_ends_as_that():
+    fleet, dispatcher, _ = make()
+    bad = await join(fleet, "bad", answer, held=True)
+    ticket = dispatcher.submit(request(0))
+    await eventually(lambda: bad.requests)
+    await quarantine(fleet, "bad")
+    bad.release()
+    await join(fleet, "good", answer)
+    await ticket
+    assert dispatcher.endings == ["quarantined"]
+    await dispatcher.close()
+
+
 async def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
     fleet, dispatcher, lost = make()
     await join(fleet, "bad", reporting((4, 3)))
@@ -160,5 +173,6 @@ async def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejec
     assert [len(one.resume) for one in good.requests] == [2, 0]
     assert asked.attempt == 3 and [len(s.tokens) for s in samples] == [1, 1]
     assert workers == (fleet.workers["good"],) and len(lost) == 1
+    assert dispatcher.endings == ["worker_lost", "quarantined"]
     assert workers[0].assigned == workers[0].requests == 0
     await dispatcher.close()
