@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.run.metrics import file
 from rlax_plugin.run.metrics import names as metric_names
 from rlax_plugin.tools.commands.report import curation, special
@@ -177,7 +178,7 @@ def _endings(runs: Sequence[RunData]) -> Chart | None:
     caption = "By status; docs/endings.md says who can have caused it, and what trains."
     title = "How samples and requests ended"
     lines = Lines("endings", title, "per step", pairs, caption, counts=True)
-    return chart(lines, runs) if len(names) > 1 else None
+    return chart(lines, runs) if set(names) - {f"{_ENDED}{Ending.DONE}"} else None
 
 
 def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:

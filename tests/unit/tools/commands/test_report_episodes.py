@@ -109,14 +109,21 @@ def test_turns_per_episode_have_a_chart_where_there_may_be_several(several):
         assert "episode/given_tokens" in titles and "episode/turns_mean" not in titles
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_endings_have_a_chart_where_not_every_sample_is_done(several):
-    metrics = {"step": [1.0, 2.0], "reward/mean": [0.0, 1.0], "episode_ended/done": [4.0, 3.0]}
-    if several:
-        metrics |= {"episode_ended/crashed": [np.nan, 1.0]}
+@pytest.mark.parametrize(
+    "endings",
+    [
+        {"done": [4.0, 3.0]},
+        {"done": [4.0, 3.0], "crashed": [np.nan, 1.0]},
+        {"length": [4.0, 3.0]},
+    ],
+)
+def test_endings_have_a_chart_where_not_every_sample_is_done(endings):
+    metrics = {"step": [1.0, 2.0], "reward/mean": [0.0, 1.0]}
+    metrics |= {f"episode_ended/{name}": counts for name, counts in endings.items()}
     found = charts.sections([RunData("run", "", metrics=metrics)])
     titles = {chart.title: chart for section in found for chart in section.charts}
-    assert ("How samples and requests ended" in titles) == several
-    if several:
-        lines = {line.name: list(line.y) for line in titles.popitem()[1].figure.data}
-        assert lines == {"done": [4.0, 3.0], "crashed": [0.0, 1.0]}
+    chart = titles.get("How samples and requests ended")
+    assert (chart is not None) == (endings.keys() != {"done"})
+    if chart is not None:
+        lines = {line.name: list(line.y) for line in chart.figure.data}
+        assert lines == {name: np.nan_to_num(counts).tolist() for name, counts in endings.items()}
