@@ -62,6 +62,8 @@ class StepStats:
                 self.dropped += 1
                 self._save(event.samples, event.tokens)
             case ev.Scored():
+                if event.rejected == Ending.NOT_NEEDED:  # the reasons of filters are no endings
+                    self.requests[event.rejected] += 1
                 self._save(event.samples_saved, event.tokens_saved)
 
     def _save(self, samples: int, tokens: int) -> None:

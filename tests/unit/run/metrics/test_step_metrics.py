@@ -110,9 +110,12 @@ def test_figures_that_rewards_report_have_their_means_and_only_the_commonest_are
 
 def test_each_ending_of_a_sample_or_a_request_is_counted():
     stats = StepStats()
-    stats.count(ev.Reissued(3, 2, "worker w0 was lost"))
+    stats.count(ev.Reissued(3, 2, "worker w0 was lost", Ending.WORKER_LOST))
     stats.count(ev.Reissued(4, 2, "its worker was quarantined", Ending.QUARANTINED))
     stats.count(ev.Dropped(5, Ending.TOO_STALE))
+    stats.count(ev.Dropped(6, Ending.NOT_NEEDED))
+    stats.count(ev.Scored(7, 1, 1, Ending.NOT_NEEDED, samples_saved=1, tokens_saved=9))
+    stats.count(ev.Scored(8, 2, 2, "all rewards equal"))
     group = make_group([1.0, 0.0, None, None, None])
     scores = (
         Score(1.0),
@@ -133,5 +136,6 @@ def test_each_ending_of_a_sample_or_a_request_is_counted():
         "episode_ended/worker_lost": 1.0,
         "episode_ended/quarantined": 1.0,
         "episode_ended/too_stale": 1.0,
+        "episode_ended/not_needed": 2.0,
     }
     assert found["reward/errors"] == 3.0
