@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.files.seals import sealed
 from rlax_plugin.base.types import (
@@ -219,7 +220,7 @@ class History:
                 [
                     ev.Published(1, "d1"),
                     *scored(g[4]),
-                    ev.Reissued(5, 2, "worker lost"),
+                    ev.Reissued(5, 2, "worker lost", Ending.WORKER_LOST),
                     *scored(g[5]),
                     ev.Trained(2, (3, 4), 2),
                 ],
@@ -237,7 +238,12 @@ class History:
                 [
                     ev.Resumed(2),
                     ev.Published(2, "d2"),
-                    *(ev.Reissued(i, 2, "the trainer was restarted") for i in (6, 7, 8)),
+                    *(
+                        ev.Reissued(
+                            i, 2, "the trainer was restarted", Ending.TRAINER_RESTARTED
+                        )
+                        for i in (6, 7, 8)
+                    ),
                     *scored(g[6]),
                     *scored(g[7]),
                     ev.Dropped(6, REASON),

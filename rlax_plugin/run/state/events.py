@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 
 
@@ -46,7 +45,7 @@ class Reissued:
     group: int
     attempt: int
     reason: str
-    ending: str = Ending.WORKER_LOST
+    ending: str
 
 
 @dataclass(frozen=True, slots=True)

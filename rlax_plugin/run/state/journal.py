@@ -27,7 +27,7 @@ from rlax_plugin.run.state.read_samples import RecordedGroup, from_table, rows_o
 
 DIRECTORY = "journal"
 SAMPLES = "samples"
-FORMAT = 5  # of all records of a run, also in its config.json
+FORMAT = 6  # of all records of a run, also in its config.json
 START = "00000000"
 """The previous checksum in the first segment, which has no previous segment."""
 

@@ -13,6 +13,7 @@ from histories import History, bits, group, rejected, scored
 from waiting import LIMIT_S, wait_until
 
 from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Judged
@@ -68,7 +69,7 @@ def test_the_tail_is_what_no_segment_holds(ledger: Ledger) -> None:
 def test_a_ledger_of_another_past_has_no_tail(ledger: Ledger) -> None:
     last = add(ledger, ev.Issued(0, ("a",), 0))
     ledger.committed(1, "11111111", None, last)
-    add(ledger, ev.Reissued(0, 2, "worker lost"))
+    add(ledger, ev.Reissued(0, 2, "worker lost", Ending.WORKER_LOST))
     assert ledger.tail(0, journal.START) is None  # the run's directory was emptied
     assert ledger.tail(1, "22222222") is None  # another machine continued the run
     assert ledger.tail(2, "11111111") is None

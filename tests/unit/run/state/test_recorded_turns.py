@@ -8,6 +8,7 @@ import pytest
 from flow_harness import Harness, settle
 from histories import bits
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Key, Turn
 from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.run.state import events as ev

@@ -17,6 +17,7 @@ from command_line import rlax
 from histories import History, batch_of, bits
 
 from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.faults import FaultPoint
 from rlax_plugin.base.files.run_files import RunFiles
@@ -28,7 +29,7 @@ from rlax_plugin.run.state.read_samples import as_batch
 
 EVENTS = [
     ev.Issued(7, ("a", 'quote " and \n line'), 3),
-    ev.Reissued(7, 2, "worker lost"),
+    ev.Reissued(7, 2, "worker lost", Ending.WORKER_LOST),
     ev.Generated(7, 2, ("w0", "w1"), 3, 4, 8, 120),
     ev.Scored(7, 5, 8, None),
     ev.Scored(8, 0, 0, "all rewards failed"),
@@ -254,9 +255,9 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
 def test_a_segment_of_a_format_to_come_is_named(run: RunFiles) -> None:
     document = json.loads(segment(run, 5).read_bytes())
     del document["crc32c"]
-    run.put(journal.segment_name(5), sealed(json.dumps(document | {"format": 6})))
+    run.put(journal.segment_name(5), sealed(json.dumps(document | {"format": 7})))
     number, message = broken(run)
-    assert (number, "its format is 6, expected 5" in message) == (5, True)
+    assert (number, "its format is 7, expected 6" in message) == (5, True)
 
 
 # --- numbers of five digits ----------------------------------------------------------------------
@@ -338,7 +339,7 @@ def test_records_of_an_earlier_format_are_one_clear_error(tmp_path: Path, comman
     said = " ".join(done.stderr.split())
     assert done.exit_code != 0
     assert said.startswith(f"error: {run.url} was recorded in an earlier format, ")
-    assert "only format 5 can be read or continued" in said
+    assert "only format 6 can be read or continued" in said
     assert {path.name for path in tmp_path.glob("old/*")} == {
         "config.json",
         "config.yml",

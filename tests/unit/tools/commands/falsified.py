@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from histories import REASON, Draft, History, cells, episode, group, rejected, sampled, scored
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Episode, Score, ScoredGroup, group_of
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.tools.commands.audit import Rule
@@ -202,8 +203,8 @@ FALSIFIED = [
     ("an id is left out", replace(first, ev.Issued(3, ("d", "e", "f"), 0),
                                   ev.Issued(4, ("d", "e", "f"), 0)), Rule.ISSUE_ORDER, 1, None, 4),
     ("a group from nowhere", say(second, ev.Dropped(77, REASON)), Rule.UNKNOWN_GROUP, 2, None, 77),
-    ("attempt 3 follows 1", replace(second, ev.Reissued(5, 2, "worker lost"),
-                                    ev.Reissued(5, 3, "worker lost")),
+    ("attempt 3 follows 1", replace(second, ev.Reissued(5, 2, "worker lost", Ending.WORKER_LOST),
+                                    ev.Reissued(5, 3, "worker lost", Ending.WORKER_LOST)),
      Rule.UNKNOWN_ATTEMPT, 2, None, 5),
     ("generated at an attempt that never was", lambda h: second(h).events.pop(3),
      Rule.UNKNOWN_ATTEMPT, 2, None, 5),

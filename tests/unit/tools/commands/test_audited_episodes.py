@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from histories import SIZE, Draft, History, episode, group, place, sampled, scored
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Episode, ScoredGroup, Trajectory
 from rlax_plugin.run.state import events as ev
@@ -91,7 +92,7 @@ def test_a_turn_that_is_discarded_may_be_generated_again(tmp_path: Path) -> None
 
 
 def test_turns_of_an_attempt_that_was_given_up_do_not_count(tmp_path: Path) -> None:
-    again = ev.Reissued(NUMBER, ATTEMPT + 1, "its worker was quarantined")
+    again = ev.Reissued(NUMBER, ATTEMPT + 1, "its worker is not trusted", Ending.QUARANTINED)
     third = [dataclasses.replace(e, attempt=ATTEMPT + 1) for e in (FIRST, ONE, OTHER, LAST)]
     told = Told(FIRST, ONE, again, *third)
     assert told.draft.batch is not None
