@@ -14,7 +14,7 @@ from plugin_parts import built
 from rlax_rewards.executed import is_harmless_arithmetic, is_harmless_literal
 from test_rewards_text import MEGABYTE
 
-from rlax_plugin.api import ConfigError
+from rlax_plugin.api import ConfigError, Ending, OverLimitError
 from rlax_plugin.base.types import Prompt
 
 with warnings.catch_warnings():
@@ -161,6 +161,17 @@ def test_hostile_answers_of_all_tasks(reward, task):
 def test_numbers_that_are_none_are_wrong_unless_they_are_words(reward, answer, is_finite):
     prompt = prompt_of("spell_backward")
     assert (reward(prompt, said(answer)) > 0) <= bool(is_finite)
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_says_so(reward, monkeypatch):
+    def limited(name, entry, answer):
+        if answer is not None:
+            raise OverLimitError("it took too long", Ending.OVER_TIME)
+        return 0.0, ""
+
+    monkeypatch.setattr(reward, "_score", limited)
+    score = reward(prompt_of("countdown"), said("9**9**9"))
+    assert (score.total, score.ending) == (0.0, Ending.OVER_TIME)
 
 
 def test_an_entry_that_cannot_be_scored_has_no_reward_and_says_why(reward):

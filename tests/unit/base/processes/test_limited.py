@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from rlax_plugin.api import DeadlineError, LimitedFunction, OverLimitError, RlaxError
+from rlax_plugin.api import DeadlineError, Ending, LimitedFunction, OverLimitError, RlaxError
 
 MIB = 1 << 20
 
@@ -21,19 +21,20 @@ def limited() -> Iterator[LimitedFunction]:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "said", "ending"),
     [
-        ("loop", "more than 0.2 s of CPU time"),
-        ("swallow", "more than 0.2 s of CPU time"),
-        ("c code", "more than 0.2 s of CPU time"),
-        ("memory", f"more than {256 * MIB} bytes"),
-        ("crash", "crashed with SIGSEGV"),
+        ("loop", "more than 0.2 s of CPU time", Ending.OVER_TIME),
+        ("swallow", "more than 0.2 s of CPU time", Ending.OVER_TIME),
+        ("c code", "more than 0.2 s of CPU time", Ending.OVER_TIME),
+        ("memory", f"more than {256 * MIB} bytes", Ending.OVER_MEMORY),
+        ("crash", "crashed with SIGSEGV", Ending.CRASHED),
     ],
 )
-def test_what_is_over_a_limit_says_so_and_the_next_call_works(limited, what, said):
+def test_what_is_over_a_limit_says_so_and_the_next_call_works(limited, what, said, ending):
     for _ in range(2):
-        with pytest.raises(OverLimitError, match=said):
+        with pytest.raises(OverLimitError, match=said) as error:
             limited(what, 0)
+        assert error.value.ending == ending
         assert limited("echo", [1, "\ud800", {"a": None}]) == [1, "\ud800", {"a": None}]
 
 

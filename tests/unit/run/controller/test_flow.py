@@ -87,6 +87,7 @@ async def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make
     await settle()
     run.quarantine("a")  # group 0 is dropped, and another one issued
     await settle()
+    assert run.run_state.totals.dropped == {"quarantined": 1}
     assert sorted(answers.open) == [1, 2]
     for group in (1, 2):
         answers.generate(group, 0, worker="a")  # its launcher has started it again
@@ -107,6 +108,21 @@ async def test_samples_of_a_worker_quarantined_during_replay_are_not_trained(mak
     flow.distrust("bad")  # before the run is live again
     await resumed.begin()
     assert sorted(resumed.run_state.ready) == [1] and sorted(answers.open) == [2]
+    assert resumed.run_state.totals.dropped == {"quarantined": 1}
+
+
+async def test_what_was_in_flight_when_the_trainer_ended_is_issued_again_as_that(make):
+    _, _, killed = make(1, 1, groups=1)
+    await killed.begin()
+    await killed.recorder.flush()
+    await killed.supervision.close()
+    killed.recorder.close()
+    flow, answers, resumed = make(1, 1, groups=1)
+    await resumed.begin()
+    assert answers.open[0][0].attempt == 2
+    await answers.answer(0, 0)
+    _, stats = await flow.batch(1)
+    assert stats.requests == {"trainer_restarted": 1}
 
 
 async def test_too_stale_groups_are_dropped_and_replaced(make):

@@ -33,6 +33,7 @@ async def test_episodes_that_become_too_stale_end_and_their_group_is_issued_agai
     await settle()
     for sample in (0, 1):
         answers.generate_turn(Key("train", 1, sample, 0, 1), 1)
-    batch, _ = await flow.batch(2)
+    batch, stats = await flow.batch(2)
     assert [(g.id, g.attempt, g.oldest_version) for g in batch.groups] == [(1, 2, 1)]
     assert not run.run_state.totals.dropped and run.run_state.totals.reissued == 1
+    assert stats.requests == {"too_stale": 1}

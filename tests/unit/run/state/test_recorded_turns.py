@@ -67,7 +67,7 @@ def test_turns_stay_until_their_group_is_scored_or_issued_again(ledger: Ledger) 
     assert bits(ledger.turns()) == bits([*FIRST, SECOND, *others])
     add(ledger, ev.Scored(0, 1, 2, None))
     assert bits(ledger.turns()) == bits([*others])
-    add(ledger, ev.Reissued(1, 2, "worker lost"))
+    add(ledger, ev.Reissued(1, 2, "worker lost", Ending.WORKER_LOST))
     assert ledger.turns() == []
 
 
@@ -75,8 +75,9 @@ def test_what_is_recorded_together_happens_in_order(ledger: Ledger) -> None:
     """Turns of the attempt that was given up go, those of the next one stay."""
     new = turn(0, 0, token=3), turn(0, 1, token=3)
     again = turn(0, 0, 1, token=3)
+    issued_again = ev.Reissued(0, 2, "worker lost", Ending.WORKER_LOST)
     add(
-        ledger, ISSUED, first(0), later(SECOND), ev.Reissued(0, 2, "worker lost"), first(0, 2),
+        ledger, ISSUED, first(0), later(SECOND), issued_again, first(0, 2),
         later(SECOND, 2), ev.Discarded(0, 0, 0, 1), later(again, 2),
         turns=(*FIRST, SECOND, *new, SECOND, again),
     )  # fmt: skip
@@ -148,3 +149,5 @@ async def test_quarantine_between_turns_ends_the_episodes_and_is_recorded_at_onc
         run.answers.generate_turn(key, 0, worker="good")
     await settle()
     assert not run.errors and 0 in run.run_state.ready
+    _, stats = await run.flow.batch(1)
+    assert stats.requests == {"quarantined": 1}
