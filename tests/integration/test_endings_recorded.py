@@ -16,7 +16,7 @@ from rlax_plugin.base.endings import Ending
 REWARDS = """\
 import errno, os, signal, socket
 
-from rlax_plugin.api import Ending, LimitedFunction, Score
+from rlax_plugin.api import Ending, Score
 
 
 def judge(completion, prompt):
@@ -30,13 +30,17 @@ def judge(completion, prompt):
             full.write(b"x")
     if kind == 2:
         return Score(0.0, ending=Ending.OVER_MEMORY)
-    if kind == 3 and not os.path.exists("killed"):  # as if from outside, in both tries
-        os.path.exists("once") and open("killed", "w").close()
-        open("once", "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == 3:  # the first such sample is killed, as if from outside, in both tries
+        sample = f"{prompt} {completion}"
+        if not os.path.exists("killed"):
+            with open("killed", "w") as killed:
+                killed.write(sample)
+        with open("killed") as killed:
+            if killed.read() == sample:
+                os.kill(os.getpid(), signal.SIGKILL)
     return float(kind % 2)
 """
-WANTED = {"done", "length", "over_memory", "server_failed", "disk_full"}
+WANTED = {"done", "length", "over_memory", "server_failed", "disk_full", "process_ended"}
 
 
 def test_a_sample_has_its_ending_in_every_record(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_a_sample_has_its_ending_in_every_record(tmp_path: Path) -> None:
         row for file in run.glob("samples/**/*.parquet") for row in pq.read_table(file).to_pylist()
     ]
     endings = Counter(row["ending"] for row in rows)
-    assert endings.keys() >= WANTED
+    assert endings.keys() >= WANTED and "reward_failed" not in endings
     for row in rows:
         ending, advantage = Ending(row["ending"]), row.get("advantage")
         if ending.trains == "nothing":
