@@ -25,7 +25,8 @@ class Ending(StrEnum):
     Attributes:
       cause: who can have caused it; ``outside`` is everything but the policy.
       trains: ``as wrong``: a wrong answer's reward, of what the answer has brought down.
-      of_request: True if it is the end of a request or a group, which has no row in ``samples/``.
+      of_request: True if it is the end of a request or a group. Its samples do not train, unless
+        another attempt continues them.
     """
 
     cause: Cause
