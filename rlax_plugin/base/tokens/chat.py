@@ -230,7 +230,7 @@ class ChatTemplate:
     def _end_of(self, tokens: Sequence[int], begin: int, end: int) -> int:
         """Returns the place behind the token that ends an answer; ``end`` if there is none."""
         ending = self._end_id
-        return next((i + 1 for i in range(end - 1, begin, -1) if tokens[i] == ending), end)
+        return next((i + 1 for i in range(end - 1, begin - 1, -1) if tokens[i] == ending), end)
 
     def _check_marked(
         self,
