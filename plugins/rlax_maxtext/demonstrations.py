@@ -21,7 +21,7 @@ from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer.host_rows import placed_alike
 from maxtext_overrides.trainer.train_loop import Events, Loop, run_train_loop
 from rlax_maxtext.config_agreement import DATA, Demonstrations
-from rlax_maxtext.options import WarmStart
+from rlax_maxtext.options import KEY, WarmStart
 from rlax_maxtext.supervised import (
     RECORD,
     AnswerLogprobs,
@@ -36,12 +36,16 @@ from rlax_plugin.api import (
     Demonstration,
     PromptTable,
     ResolvedConfig,
+    RlaxSection,
     RunFiles,
     TrainingError,
 )
 
-_DATA_RECORD = "demonstrations.json"
+_PLAN_RECORD = "demonstrations.json"
 _METRICS = "metrics.json"
+
+_Plan = dict[str, Any]
+"""Digest and number of the demonstrations, and the options that the order of rows depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +136,51 @@ class _Metrics:
             self._files.put_json(_METRICS, {"loss": self._loss, "held_out": self._held_out})
 
 
-def _check_data(files: RunFiles, given: Demonstrations) -> None:
-    """Compares the demonstrations with those that an interrupted training began with.
+def _plan(section: RlaxSection, length: int, warm: WarmStart, data: Demonstrations) -> _Plan:
+    """What decides the rows and the updates of a step; more epochs or steps only go on behind."""
+    return {
+        "digest": data.train.digest,
+        "demonstrations": len(data.train),
+        "options": {
+            f"{KEY}.warm_start.batch_rows": warm.batch_rows,
+            f"{KEY}.warm_start.learning_rate": warm.learning_rate,
+            "rlax.batches.sequences_per_row": section.batches.sequences_per_row,
+            "rlax.seed": section.seed,
+            "max_target_length": length,
+        },
+    }
+
+
+def _check_plan(files: RunFiles, plan: _Plan, name: str, completed: int) -> None:
+    """Compares with the plan that an interrupted training began with; records that of a new one.
+
+    Args:
+      name: of the source of demonstrations.
+      completed: steps that are trained already.
 
     Raises:
-      ConfigError: they are others.
+      ConfigError: the data or an option is another one, so the next steps would not follow those
+        that are trained.
     """
-    found = {"digest": given.train.digest, "demonstrations": len(given.train)}
-    known = files.get_json(_DATA_RECORD)
-    if known is not None and known != found:
+    known = files.get_json(_PLAN_RECORD) if completed else None
+    if known is None:  # nothing is trained yet, so whatever was recorded binds nobody
+        if jax.process_index() == 0:
+            files.put_json(_PLAN_RECORD, plan)
+        return
+    for key, value in plan["options"].items():
+        if (before := known["options"].get(key)) != value:
+            reason = (
+                f"was {before} when this training on demonstrations began, of which {completed} "
+                "steps are trained: restore it, or choose another run_name"
+            )
+            raise ConfigError(key, value, reason)
+    if any(known[key] != plan[key] for key in ("digest", "demonstrations")):
         reason = (
-            f"has other demonstrations than when this training began ({found['demonstrations']:,} "
+            f"has other demonstrations than when this training began ({plan['demonstrations']:,} "
             f"instead of {known['demonstrations']:,}, or others of the same number): restore the "
             "data, or choose another run_name"
         )
-        raise ConfigError(DATA, given.name, reason)
-    if known is None and jax.process_index() == 0:
-        files.put_json(_DATA_RECORD, found)
+        raise ConfigError(DATA, name, reason)
 
 
 def _held_out_loss(
@@ -188,7 +220,7 @@ def train(
       Path for MaxText's ``load_parameters_path``.
 
     Raises:
-      ConfigError: the config cannot work; the data has changed; or see ``finished``.
+      ConfigError: the config cannot work; the data or an option has changed; or see ``finished``.
       TrainingError: the loop ended without its last checkpoint.
     """
     if done := finished(rl_config, warm):
@@ -207,7 +239,7 @@ def train(
     steps = epochs.steps if warm.steps is None else min(warm.steps, epochs.steps)
     period = rl_config.checkpoint_period if rl_config.enable_checkpointing else steps + 1
     config = configured(given, rl_config, warm, steps, max(1, period))
-    _check_data(files, data)
+    plan = _plan(section, length, warm, data)
     held_out, metrics = (
         _held_out_loss(data.held_out, warm.problems, pad_id, config),
         _Metrics(files),
@@ -221,6 +253,7 @@ def train(
 
     def on_start(loop: Loop) -> None:
         started.append(loop)
+        _check_plan(files, plan, data.name, loop.completed)
         metrics.continue_from(loop.completed)
         if loop.completed >= steps:  # killed between the last checkpoint and the record
             record(loop.completed)

@@ -15,7 +15,7 @@ from tiny_loop import TINY
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.variables import published
-from rlax_plugin.api import BuildContext, Demonstration
+from rlax_plugin.api import BuildContext, Demonstration, RunFiles
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolve
@@ -91,6 +91,43 @@ def test_each_epoch_takes_each_demonstration_once(in_row):
     assert all(len(made.rows(step)) == 8 for step in range(1, made.steps + 1))
     assert made.steps == (3 * 13 if in_row == 1 else made.steps) < 40
     assert max(map(len, rows)) == in_row
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rlax.trainer.warm_start.batch_rows", "8"),
+        ("rlax.trainer.warm_start.learning_rate", "0.1"),
+        ("rlax.seed", "7"),
+        ("rlax.batches.sequences_per_row", "2"),
+        ("rlax.rollouts.max_new_tokens", "40"),
+        ("rlax.trainer.warm_start.data", None),
+    ],
+)
+def test_a_training_that_continues_names_what_has_changed(tmp_path, monkeypatch, key, value):
+    prepare_here(monkeypatch)
+
+    def plan_of(*argv, **options):
+        _, _, warm, context = given(tmp_path, *argv, **options)
+        data = read_demonstrations(context, warm)
+        section = context.section
+        return demonstrations._plan(section, section.row_tokens, warm, data)
+
+    files = RunFiles(tmp_path / "prepared")
+    first = plan_of()
+    demonstrations._check_plan(files, first, "jsonl", 0)
+    demonstrations._check_plan(files, first, "jsonl", 3)
+    changed = plan_of(count=25) if value is None else plan_of(f"{key}={value}")
+    if key == "rlax.rollouts.max_new_tokens":
+        key = "max_target_length"
+    with pytest.raises(ConfigError) as refused:
+        demonstrations._check_plan(files, changed, "jsonl", 3)
+    assert refused.value.key == key
+    began = "than when this training began" if value is None else "when this training on"
+    assert began in refused.value.reason
+    # A training without a trained step follows what is given now.
+    demonstrations._check_plan(files, changed, "jsonl", 0)
+    demonstrations._check_plan(files, changed, "jsonl", 1)
 
 
 def plain_loss(params, rest, graph, examples):
