@@ -27,6 +27,9 @@ from rlax_plugin.base.processes.asked import (
 )
 from rlax_plugin.base.text.harmless import one_line
 
+ONLY_LAST = "so only the last answer can train (turns: last)"
+"""Part of the reason of a ``TurnsError`` that training the last answer alone avoids."""
+
 _MOST_BYTES = 256 << 20  # of an answer: some 40 million tokens
 _LAST_S = 0.2  # for a process that has closed its output
 _THREADS = 8  # at most, which encode; each reserves memory

@@ -19,6 +19,7 @@ from typing import Any
 
 from rlax_plugin.base.processes.inside import Lines, memory_with
 from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.tokens.rendering import ONLY_LAST
 from rlax_plugin.base.tokens.tokenizer import load_fast
 
 _IDLE_S = 600.0
@@ -90,7 +91,7 @@ def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[
             at = f"{where} message {turn + 1}"
             if written.startswith(decode(part, skip_special_tokens=False)):
                 return {"differs": f"has no boundary of tokens {at}, where the text goes on"}
-            hint = "" if turn == turns[-1] else ", so only the last answer can train (turns: last)"
+            hint = "" if turn == turns[-1] else f", {ONLY_LAST}"
             text = f"writes the conversation {at} otherwise than in the whole one{hint}"
             return {"differs": text}
     spans = [[len(before), len(through)] for before, through in zip(begun, ended, strict=True)]

@@ -15,6 +15,7 @@ import numpy as np
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.tokens.byte_level import BYTES, SIZE
+from rlax_plugin.base.tokens.rendering import ONLY_LAST
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.build import registry_of
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
@@ -296,18 +297,17 @@ def with_demonstrations(
     option = "--demonstrations"
     source = _source(demonstrations, option) | ({"tokenizer": BYTES} if built_in else {})
     shares = {"held_out": {"validation": _HELD_OUT}}
-    built = _built(source | shares, maxtext)
     notes = [note for note in task.notes if not note.startswith(_WARM_START)]
     turns: Turns = "all"
     try:
-        tables = _read_demonstrations(built, turns)
+        tables = _read_demonstrations(source | shares, turns, maxtext)
     except ConfigError as error:
-        if not error.key.endswith(".broken"):
-            raise
+        if ONLY_LAST not in error.reason:
+            raise _of_option(error, option, demonstrations) from None
         try:
-            tables = _read_demonstrations(built, turns := "last")
-        except ConfigError:
-            raise error from None
+            tables = _read_demonstrations(source | shares, turns := "last", maxtext)
+        except ConfigError as with_last:
+            raise _of_option(with_last, option, demonstrations) from None
         notes.append(f"turns: last, because with all turns {one_line(error.reason, 300)}")
     count = len(tables["train"])
     longest = _fitting(tables["train"].lengths)
@@ -331,8 +331,17 @@ def with_demonstrations(
     return replace(task, max_new_tokens=new, trainer=trainer, notes=tuple(notes))
 
 
-def _read_demonstrations(source: DatasetSource, turns: Turns) -> dict[str, PromptTable]:
-    found = source.of_demonstrations(turns, _LONGEST)
+def _of_option(error: ConfigError, option: str, value: str) -> ConfigError:
+    """The error with the option that named the data, where it has a key of the prompts."""
+    if not error.key.removeprefix("split of ").startswith("rlax.prompt_source"):
+        return error
+    return ConfigError(option, value, error.reason)
+
+
+def _read_demonstrations(
+    source: Mapping[str, Any], turns: Turns, maxtext: Mapping[str, Any]
+) -> dict[str, PromptTable]:
+    found = _built(source, maxtext).of_demonstrations(turns, _LONGEST)
     tables = found.prepare(found)
     if not len(tables["train"]):
         found.prompts("train")  # says why there are none

@@ -217,6 +217,12 @@ def test_demonstrations_need_data_and_rows_that_are_some(folder: Path) -> None:
     assert alone.exit_code and "--demonstrations = 'shown.jsonl': needs --data" in alone.output
     both = ("--data", "mine.jsonl", "--demonstrations", "shown.jsonl")
     wrong = rlax("init", "run.yml", *both)
-    assert (
-        wrong.exit_code and "shown.jsonl, line 1, ends with a message of the role" in wrong.output
-    )
+    assert wrong.exit_code and "--demonstrations = 'shown.jsonl': " in wrong.output
+    assert "shown.jsonl, line 1, ends with a message of the role" in wrong.output
+    assistant = {"role": "assistant", "content": "Ask me."}
+    shown = conversations(30)
+    write_lines(folder / "shown.jsonl", [{"messages": [assistant, *r["messages"]]} for r in shown])
+    begun = rlax("init", "run.yml", *both)
+    assert begun.exit_code and "line 1, begins with the assistant" in begun.output
+    gone = rlax("init", "run.yml", "--data", "mine.jsonl", "--demonstrations", "gone.jsonl")
+    assert gone.exit_code and "--demonstrations = 'gone.jsonl': " in gone.output
