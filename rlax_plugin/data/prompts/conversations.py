@@ -8,7 +8,7 @@ assistant train, with a ``completion`` only those in it; ``turns: last`` takes t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ class ConversationColumns:
     Args:
       chat: True if the tokenizer's chat template writes the messages.
       fills_with_null: see ``DatasetSource``.
-      names: the columns of the first row.
+      first: the first row, whose columns with a value decide which ones are read.
 
     Raises:
       ConfigError: they are not those of demonstrations, or the config sets an option of prompts.
@@ -67,16 +67,18 @@ class ConversationColumns:
         chat: bool,
         turns: Turns,
         fills_with_null: bool,
-        names: Collection[str],
+        first: Mapping[str, Any],
     ):
         check_options(config)
         self._config, self._chat, self._turns = config, chat, turns
         self._fills_with_null = fills_with_null
+        filled = [name for name, value in first.items() if value is not None]
+        names = filled if {MESSAGES, PROMPT} & set(filled) else list(first)
         self.question = config.question or (MESSAGES if MESSAGES in names else PROMPT)
         self._is_pair = not config.question and self.question == PROMPT
         wanted = (PROMPT, COMPLETION) if self._is_pair else (self.question,)
-        if not set(wanted) <= set(names):
-            has = one_line(", ".join(sorted(map(repr, names))) or "none", 300)
+        if not set(wanted) <= set(first):
+            has = one_line(", ".join(sorted(map(repr, first))) or "none", 300)
             reason = (
                 "demonstrations have a column messages (or the one that question names), or the "
                 f"columns prompt and completion; there are: {has}"
@@ -141,14 +143,15 @@ class ConversationColumns:
         turns = [i for i in range(start, len(roles)) if roles[i] == "assistant"]
         if not turns:
             raise BrokenRowError("has no answer: no message of the assistant that could train")
-        if turns[0] == 0:
+        trained = turns if self._turns == "all" else turns[-1:]
+        if trained[0] == 0:
             raise BrokenRowError("begins with the assistant: an answer follows a message")
         if turns[-1] != len(roles) - 1:
             raise BrokenRowError(
                 f"ends with a message of the role {roles[-1]!r}: the last one must be the "
                 "assistant's"
             )
-        return Conversation(messages, turns if self._turns == "all" else turns[-1:], _tools(row))
+        return Conversation(messages, trained, _tools(row))
 
 
 def check_options(config: DatasetConfig) -> None:

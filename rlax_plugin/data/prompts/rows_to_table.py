@@ -131,8 +131,7 @@ class _Preparing:
                 if isinstance(found, BrokenRow):
                     raise BrokenRowError(found.what)
                 if self._columns is None:
-                    names = list(found)
-                    self._columns = self._columns_of(names)
+                    self._columns = self._columns_of(found)
                 row = self._columns.take(place, found)
             except BrokenRowError as error:
                 self._broken(split, place, str(error))
@@ -140,12 +139,12 @@ class _Preparing:
             yield row
         self._tell(split, number)
 
-    def _columns_of(self, names: list[str]) -> Columns | ConversationColumns:
+    def _columns_of(self, first: Mapping[str, Any]) -> Columns | ConversationColumns:
         chat, turns = self._source.chat, self._source.turns
         if turns:
             fills = self._source.fills_with_null
-            return ConversationColumns(self._config, chat, turns, fills, names)
-        return Columns(self._config, chat, names)
+            return ConversationColumns(self._config, chat, turns, fills, first)
+        return Columns(self._config, chat, list(first))
 
     def _new(self, split: str, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:
         """(split that it belongs to, row) of rows that did not occur before."""

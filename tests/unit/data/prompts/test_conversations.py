@@ -132,6 +132,23 @@ def test_a_row_that_is_no_demonstration_is_named(row: dict[str, Any], message: s
     assert tables(skipping)["train"].skipped["broken"].count == 1
 
 
+def test_a_conversation_that_the_assistant_begins_trains_its_last_answer() -> None:
+    source = listed({"messages": [ANSWER, USER, ANSWER]}, chat=True)
+    assert trained(source.of_demonstrations("last", 1000)) == [["2<|im_end|>"]]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"messages": None, "prompt": "1+1?", "completion": "2"},
+        {"messages": [USER, ANSWER], "prompt": None, "completion": None},
+    ],
+)
+def test_the_columns_that_the_first_row_fills_are_read(first: dict[str, Any]) -> None:
+    source = listed(first, chat=True).of_demonstrations("all", 1000)
+    assert trained(source) == [["2<|im_end|>"]]
+
+
 def test_other_columns_and_options_of_prompts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"question: demonstr.*there are: 'answer', 'question'"):
         tables(listed({"question": "1", "answer": "2"}, chat=True).of_demonstrations("all", 99))
