@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlax_maxtext.options import DATA, WarmStart, of_data
+from rlax_maxtext.options import DATA, WarmStart, has_ended, of_data
 from rlax_plugin.api import (
     BuildContext,
     ConfigError,
@@ -107,7 +107,7 @@ def check_examples(context: BuildContext, warm: WarmStart) -> Demonstrations | N
     Raises:
       ConfigError, RlaxError: see ``answered_prompts`` and ``demonstrations``.
     """
-    if not warm.enabled or warm.directory:
+    if not warm.enabled or warm.directory or has_ended(context):
         return None
     if warm.data is not None:
         return demonstrations(context, warm)

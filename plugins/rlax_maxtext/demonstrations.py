@@ -21,9 +21,8 @@ from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer.host_rows import placed_alike
 from maxtext_overrides.trainer.train_loop import Events, Loop, run_train_loop
 from rlax_maxtext.config_agreement import DATA, Demonstrations
-from rlax_maxtext.options import KEY, WarmStart
+from rlax_maxtext.options import KEY, RECORD, WarmStart
 from rlax_maxtext.supervised import (
-    RECORD,
     AnswerLogprobs,
     configured,
     files_of,

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from maxtext_overrides.trainer import first_weights
 from rlax_plugin.api import (
+    PREPARED,
     BuildContext,
     CheckResult,
     Choice,
@@ -18,6 +19,7 @@ from rlax_plugin.api import (
     NonNegativeInt,
     PathText,
     PositiveInt,
+    RunFiles,
     Section,
     check_readable,
 )
@@ -25,6 +27,10 @@ from rlax_plugin.api import (
 KEY = "rlax.trainer"
 DATA = f"{KEY}.warm_start.data"
 """Key of the demonstrations."""
+WARM_START_FOLDER = f"{PREPARED}/warm_start"
+"""Folder of a run for its own warm start."""
+RECORD = "warm_start.json"
+"""File that says which step was the last of a finished warm start."""
 
 
 _STEPS = 2000
@@ -212,8 +218,12 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     if "://" not in warm.directory:
         check_directory(warm, context)
     if warm.enabled and warm.data is not None and not warm.directory:
-        with of_data():
-            context.check_part("prompt_source", warm.data, DATA)
+        try:
+            with of_data():
+                context.check_part("prompt_source", warm.data, DATA)
+        except ConfigError:
+            if not has_ended(context):
+                raise
     tokenizer = str(context.maxtext.get("tokenizer_path") or "")
     named = context.maxtext.get("tokenizer_type") == "huggingface" and tokenizer.startswith("/")
     if named and not Path(tokenizer).exists():
@@ -237,6 +247,24 @@ def of_data() -> Iterator[None]:
         raise ConfigError(key, error.value, error.reason, error.others) from None
 
 
+def weights_in(files: RunFiles) -> str | None:
+    """Path of the weights of the finished warm start in a directory; None if there is none."""
+    record = files.get_json(RECORD)
+    if record is None:
+        return None
+    items = f"checkpoints/{record['step'] - 1}/items"
+    return files.location(items) if files.exists(items) else None
+
+
+def has_ended(context: BuildContext) -> bool:
+    """True if the run's own warm start has ended: its examples are not needed any more."""
+    given = context.maxtext
+    base, name = given.get("base_output_directory"), given.get("run_name")
+    # Outside a run, as in ``rlax check``, only the config says where it is.
+    run = context.run_url or (f"{base}/{name}" if base and name else "")
+    return bool(run) and weights_in(RunFiles(f"{run}/{WARM_START_FOLDER}")) is not None
+
+
 def check_directory(warm: WarmStart, context: BuildContext) -> None:
     """Looks for the finished warm start that the config names, if it names one.
 
@@ -246,3 +274,17 @@ def check_directory(warm: WarmStart, context: BuildContext) -> None:
     if warm.enabled and warm.directory:
         deadline_s = context.section.deadlines.rpc_s
         check_readable(f"{KEY}.warm_start.directory", warm.directory, deadline_s)
+
+
+def check_step_rows(warm: WarmStart, devices: int) -> None:
+    """Checks that the rows of a supervised step can be divided among the devices.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    if not warm.directory and warm.batch_rows % devices:
+        raise ConfigError(
+            f"{KEY}.warm_start.batch_rows",
+            warm.batch_rows,
+            f"must be a multiple of {devices} devices",
+        )

@@ -17,9 +17,8 @@ from maxtext_overrides.config.loading import Config, initialize
 from maxtext_overrides.trainer.host_rows import jitted, placed_alike
 from maxtext_overrides.trainer.model_outputs import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
-from rlax_maxtext.options import WarmStart
+from rlax_maxtext.options import RECORD, WARM_START_FOLDER, WarmStart, check_step_rows, weights_in
 from rlax_plugin.api import (
-    PREPARED,
     ConfigError,
     Demonstration,
     Prompt,
@@ -29,8 +28,6 @@ from rlax_plugin.api import (
     TrainingError,
 )
 
-_FOLDER = f"{PREPARED}/warm_start"
-RECORD = "warm_start.json"
 _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
@@ -180,15 +177,10 @@ def configured(
       ConfigError: the rows of a step cannot be divided among the devices.
     """
     devices = rl_config.num_target_devices
-    if warm.batch_rows % devices:
-        raise ConfigError(
-            "rlax.trainer.warm_start.batch_rows",
-            warm.batch_rows,
-            f"must be a multiple of {devices} devices",
-        )
+    check_step_rows(warm, devices)
     return initialize(
         given,
-        run_name=f"{rl_config.run_name}/{_FOLDER}",
+        run_name=f"{rl_config.run_name}/{WARM_START_FOLDER}",
         steps=steps,
         per_device_batch_size=warm.batch_rows // devices,
         gradient_accumulation_steps=1,
@@ -210,7 +202,7 @@ def finished(rl_config: Config, warm: WarmStart) -> str | None:
     Raises:
       ConfigError: there is no finished warm start in ``rlax.trainer.warm_start.directory``.
     """
-    found = _finished(files_of(rl_config, warm))
+    found = weights_in(files_of(rl_config, warm))
     if found is None and warm.directory:
         raise ConfigError(
             "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
@@ -220,17 +212,8 @@ def finished(rl_config: Config, warm: WarmStart) -> str | None:
 
 def files_of(rl_config: Config, warm: WarmStart) -> RunFiles:
     """The directory of a run's supervised training."""
-    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
+    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{WARM_START_FOLDER}"
     return RunFiles(warm.directory or own)
-
-
-def _finished(files: RunFiles) -> str | None:
-    """Path of the finished warm start's weights; None if there is none."""
-    record = files.get_json(RECORD)
-    if record is None:
-        return None
-    items = f"checkpoints/{record['step'] - 1}/items"
-    return files.location(items) if files.exists(items) else None
 
 
 def warm_start(
@@ -323,7 +306,7 @@ def warm_start(
         place=lambda arrays: placed_alike(started[0], arrays),
     )
     run_train_loop(config, events)
-    done = _finished(files)
+    done = weights_in(files)
     if done is None:
         raise TrainingError(
             f"warm start: validation pass@1 is {latest:.3f} after rlax.trainer.warm_start.steps = "

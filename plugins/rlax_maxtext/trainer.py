@@ -135,7 +135,7 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         if self._descent is None:
-            check_examples(self._context, self._options.warm_start)
+            check_examples(self._context, self.warm_start())
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError

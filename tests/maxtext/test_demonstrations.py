@@ -1,5 +1,8 @@
 """Training on demonstrations: its rows, its loss and gradient, and a training that is killed."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +23,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
+from rlax_plugin.testing import FakeTrainerPort
 
 LENGTH = 64
 SHAPE = (
@@ -257,6 +261,50 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     monkeypatch.setattr("test_demonstrations.rows_of", lambda count: write)
     with pytest.raises(ConfigError, match="other demonstrations than when this training began"):
         train("changed")
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+def test_the_trainer_publishes_the_weights_and_needs_the_data_no_more(tmp_path, monkeypatch):
+    prepare_here(monkeypatch)
+    saving = ("enable_checkpointing=true", "checkpoint_period=100", "steps=0")
+    loops, real = [], demonstrations.run_train_loop
+    monkeypatch.setattr(
+        demonstrations, "run_train_loop", lambda *args: loops.append(real(*args)) or loops[-1]
+    )
+    config, loaded, warm, context = given(tmp_path, *saving, "run_name=alone", count=12)
+    demonstrations.train(config, loaded, warm, read_demonstrations(context, warm))
+    alone = jax.device_get(published(loops[0].model_state))
+
+    def ran(**places):
+        *_, context = given(tmp_path, *saving, "run_name=whole", count=12)
+        for gone in places.pop("gone", ()):
+            gone.unlink()
+        source = SimpleNamespace(tokenizer=None, prompts=lambda split: [], stop_ids=())
+        part = context.part
+        context = dataclasses.replace(
+            context,
+            part=lambda kind, choice, key: (
+                source if key == "rlax.prompt_source" else part(kind, choice, key)
+            ),
+            **places,
+        )
+        offer = rlax_maxtext.rlax_register_trainer()["maxtext"]
+        options = validate(TrainerOptions, context.section.trainer.options, "rlax.trainer")
+        offer.check_start(options, context)
+        port = FakeTrainerPort(canary_tokens=np.array([], np.int32))  # compiling one takes seconds
+        offer.build(options, context).run(port)
+        return port.published[0]
+
+    def same(weights):
+        return all(np.array_equal(weights[name], alone[name]) for name in alone)
+
+    whole = f"{tmp_path}/whole"
+    assert same(ran(run_url=whole)) and len(loops) == 2
+    data = tmp_path / "mine.jsonl"
+    assert same(ran(run_url=whole, gone=[data]))
+    assert same(ran(run_url=f"{tmp_path}/replay", replays=whole, gone=[data]))
+    assert len(loops) == 2
 
 
 def _config_of(tmp_path, saving, name):
