@@ -162,9 +162,10 @@ class ChatTemplate:
           tools: descriptions of the tools, as JSON schemas, which the template gets.
 
         Raises:
-          ChatTemplateError: see ``render``; the template writes an earlier turn otherwise when
-            the conversation goes on; an answer does not begin or end between two tokens; or
-            ``{% generation %}`` in the template marks other tokens.
+          ChatTemplateError: see ``render``; the template does not read reasoning, calls or tools
+            that there are; it writes an earlier turn otherwise when the conversation goes on; an
+            answer does not begin or end between two tokens; or ``{% generation %}`` in the
+            template marks other tokens.
           ValueError: these are not valid messages.
         """
         template = self._usable()
@@ -173,6 +174,7 @@ class ChatTemplate:
             raise ValueError("an answer to train on follows a message")
         for turn in turns:
             self._check_spelled(turn, checked[turn].get("content"))
+            self._check_read(turn, checked[turn], tools)
         try:
             found = rendered_turns(template, checked, turns, tools, self.limits.render_s)
         except TurnsError as error:
@@ -218,14 +220,42 @@ class ChatTemplate:
         A special token in a text is meant as text. One that is not special, such as that of a
         tool's call, is more likely meant as the token, and would be trained as other tokens.
         """
-        for added in self._fast.added_tokens_decoder.values():
-            text = added.content
-            if not added.special and text.strip() and text in str(content) and text in self._source:
+        for text in self._written:
+            if text in str(content):
+                advice = "write calls of tools as tool_calls"
+                if self._reads(_REASONING):
+                    advice += f", and reasoning as {_REASONING}"
                 raise ChatTemplateError(
                     self._file,
                     f"writes {text} itself, so in the content of message {turn + 1} it is plain "
-                    f"text: write calls of tools as tool_calls, and reasoning as {_REASONING}",
+                    f"text: {advice}",
                 )
+
+    @cached_property
+    def _written(self) -> list[str]:
+        """The tokens, special ones apart, that the template writes itself."""
+        added = [one.content for one in self._fast.added_tokens_decoder.values() if not one.special]
+        return [text for text in added if text.strip() and text in self._source]
+
+    def _reads(self, name: str) -> bool:
+        """True if the template's text names a key or a variable."""
+        return re.search(rf"\b{name}\b", self._source) is not None
+
+    def _check_read(
+        self, turn: int, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Refuses an answer of which the template would leave something out.
+
+        Raises:
+          ChatTemplateError: it does not name the key.
+        """
+        for key in (_REASONING, "tool_calls"):
+            if message.get(key) and not self._reads(key):
+                raise ChatTemplateError(
+                    self._file, f"does not read {key}, which message {turn + 1} has"
+                )
+        if tools and not self._reads("tools"):
+            raise ChatTemplateError(self._file, "does not read tools, which the conversation has")
 
     def _end_of(self, tokens: Sequence[int], begin: int, end: int) -> int:
         """Returns the place behind the token that ends an answer; ``end`` if there is none."""

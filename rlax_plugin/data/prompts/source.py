@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rlax_plugin.ports.protocols import BuildContext
 
 
-_FORMAT = 2  # of what is prepared: another number, and it is prepared anew
+_FORMAT = 3  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
 _END_S = 10.0  # until a process that says nothing more has ended
 Progress = Callable[[str, int], None]

@@ -269,3 +269,25 @@ def test_reasoning_in_a_content_becomes_the_tokens_of_the_template(tmp_path: Pat
     call = [USER, {"role": "assistant", "content": '<tool_call>{"name": "add"}</tool_call>'}]
     with pytest.raises(ChatTemplateError, match="writes <tool_call> itself"):
         shown(tokenizer, call, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "tools", "unread"),
+    [
+        ({"reasoning_content": "one and one"}, (), "reasoning_content, which message 2 has"),
+        ({"tool_calls": [TOOL]}, (), "tool_calls, which message 2 has"),
+        ({}, (TOOL,), "tools, which the conversation has"),
+    ],
+)
+def test_what_the_template_leaves_out_is_refused(
+    message: dict[str, Any], tools: Any, unread: str, tmp_path: Path
+) -> None:
+    messages = [USER, ANSWER | message]
+    with pytest.raises(ChatTemplateError, match=f"does not read {unread}"):
+        load(tmp_path / "plain", CHATML).chat.demonstration(messages, [1], tools)
+    if "reasoning_content" not in message:
+        load(tmp_path / "calls", MARKED_CHATML).chat.demonstration(messages, [1], tools)
+    # An answer that does not train is context, as the template writes it.
+    later = [*messages, USER, ANSWER]
+    if not tools:
+        load(tmp_path / "later", CHATML).chat.demonstration(later, [3])
