@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,10 @@ def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
     if path.is_file():
         return _file(path, dtype, scanned)
     reason = "must be a directory with config.json and safetensors, or a GGUF file"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        reason += (
+            f"; a model of Hugging Face comes with: hf download {path} --local-dir {path.name}"
+        )
     raise ConfigError("SOURCE", str(path), reason)
 
 

@@ -176,7 +176,8 @@ def check(
         if not as_json:
             check.show(console, document)
             if fast:
-                typer.echo("\nNot checked with --fast: trainer, memory, environment, prompts")
+                left = "MaxText's keys, trainer, memory, environment, prompts"
+                typer.echo(f"\nNot checked with --fast: {left}")
         parts = []
         if wanted is not None:
             out = None if as_json else console

@@ -38,6 +38,12 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
             f"is {evaluation.problems}, but the split {evaluation.split!r} has "
             f"{config.prompts.held_out} problems, all of which are used",
         )
+    if evaluation.problems and evaluation.every and config.workers == 1:
+        yield (
+            "rlax.evaluation.every",
+            f"is {evaluation.every}, but an evaluation during training needs a second worker: with "
+            "the one that the launcher starts, each is skipped, unless others join",
+        )
     if section.objective.allow_uncorrected:
         yield (
             "rlax.objective.allow_uncorrected",

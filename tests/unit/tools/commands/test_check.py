@@ -195,7 +195,9 @@ def test_text_says_what_json_says() -> None:
     text = " ".join(result.stdout.split())
     assert text.startswith(f"ok section rlax: of {DEMO} Processes trainer 1: maxtext")
     assert "warning: rlax.evaluation.problems is 0" in text
-    assert text.endswith("Not checked with --fast: trainer, memory, environment, prompts")
+    assert text.endswith(
+        "Not checked with --fast: MaxText's keys, trainer, memory, environment, prompts"
+    )
     assert "\x1b" not in result.stdout
 
 
