@@ -147,6 +147,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         turns: Sequence[int],
         tools: Sequence[Mapping[str, Any]] = (),
+        most_tokens: int | None = None,
     ) -> Demonstration:
         """Returns the tokens of a conversation, with those of some of its answers.
 
@@ -160,8 +161,10 @@ class ChatTemplate:
           messages: the whole conversation.
           turns: indices of answers of the assistant, ascending.
           tools: descriptions of the tools, as JSON schemas, which the template gets.
+          most_tokens: a conversation with more is refused before its answers are looked for.
 
         Raises:
+          TooLongError: the conversation has more than ``most_tokens``.
           ChatTemplateError: see ``render``; the template does not read reasoning, calls or tools
             that there are; it writes an earlier turn otherwise when the conversation goes on; an
             answer does not begin or end between two tokens; or ``{% generation %}`` in the
@@ -176,7 +179,9 @@ class ChatTemplate:
             self._check_spelled(turn, checked[turn].get("content"))
             self._check_read(turn, checked[turn], tools)
         try:
-            found = rendered_turns(template, checked, turns, tools, self.limits.render_s)
+            # The whole conversation, and for each answer two beginnings of it.
+            limit_s = (1 + len(turns)) * self.limits.render_s
+            found = rendered_turns(template, checked, turns, tools, limit_s, most_tokens)
         except TurnsError as error:
             raise ChatTemplateError(self._file, str(error)) from error
         except RenderError as error:

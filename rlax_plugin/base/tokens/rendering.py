@@ -117,12 +117,17 @@ class TurnsError(RlaxError):
     """A conversation does not tell the tokens of its answers; says why, but not which template."""
 
 
+class TooLongError(RlaxError):
+    """A conversation has more tokens than are of use."""
+
+
 def rendered_turns(
     template: Template,
     messages: Sequence[Mapping[str, Any]],
     turns: Sequence[int],
     tools: Sequence[Mapping[str, Any]],
     limit_s: float,
+    most_tokens: int | None = None,
 ) -> RenderedTurns:
     """Returns the tokens of a conversation, and those of some of its answers in it.
 
@@ -132,13 +137,17 @@ def rendered_turns(
     Args:
       turns: indices of the answers, ascending; the first message is none.
       tools: descriptions of tools, as JSON schemas; () if there are none.
+      most_tokens: of the whole conversation; None: any number.
 
     Raises:
+      TooLongError: it has more than ``most_tokens``.
       TurnsError: the conversation up to an answer is no beginning of the whole one.
       RenderError, ValueError: see ``rendered``.
     """
-    asked = {"given": messages, "turns": turns, "tools": tools}
+    asked = {"given": messages, "turns": turns, "tools": tools, "most_tokens": most_tokens}
     answer = _answered(template, asked, limit_s)
+    if "too_long" in answer:
+        raise TooLongError(f"has {answer['too_long']:,} tokens")
     if "differs" in answer:
         raise TurnsError(answer["differs"])
     spans = [(begin, end) for begin, end in answer["spans"]]

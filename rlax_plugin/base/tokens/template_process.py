@@ -8,6 +8,7 @@ template here, so that it ends even if the parent is gone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from rlax_plugin.base.tokens.tokenizer import load_fast
 
 _IDLE_S = 600.0
 _MOST_TOKENS = 1 << 24  # of all conversations of a line
+_AT_ONCE = 1 << 20  # tokens of the beginnings of a conversation that are encoded together
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _UNLIMITED = resource.RLIM_INFINITY
 
@@ -79,22 +81,28 @@ def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[
     """Returns the tokens of a conversation and of some of its answers; see ``rendered_turns``."""
     messages, turns, tools = asked["given"], asked["turns"], asked["tools"]
     arguments = {**arguments, "tools": tools} if tools else arguments
-    # One list for all that ends without a generation prompt: they are encoded in parallel.
-    whole, *ended = _tokens(fast, arguments, [messages, *(messages[: i + 1] for i in turns)], False)
-    begun = _tokens(fast, arguments, [messages[:i] for i in turns], True)
+    (whole,) = _tokens(fast, arguments, [messages], False)
+    # First of all: the beginnings of one that is far too long would take minutes.
+    if asked["most_tokens"] is not None and len(whole) > asked["most_tokens"]:
+        return {"too_long": len(whole)}
     decode = fast.backend_tokenizer.decode
     written = decode(whole, skip_special_tokens=False)
-    for turn, before, through in zip(turns, begun, ended, strict=True):
-        for part, where in ((before, "before"), (through, "up to")):
-            if whole[: len(part)] == part:
-                continue
-            at = f"{where} message {turn + 1}"
-            if written.startswith(decode(part, skip_special_tokens=False)):
-                return {"differs": f"has no boundary of tokens {at}, where the text goes on"}
-            hint = "" if turn == turns[-1] else f", {ONLY_LAST}"
-            text = f"writes the conversation {at} otherwise than in the whole one{hint}"
-            return {"differs": text}
-    spans = [[len(before), len(through)] for before, through in zip(begun, ended, strict=True)]
+    spans = []
+    # Some at once: they are encoded in parallel, and those of many turns need not fit into memory.
+    for some in itertools.batched(turns, max(1, _AT_ONCE // max(1, len(whole)))):
+        begun = _tokens(fast, arguments, [messages[:i] for i in some], True)
+        ended = _tokens(fast, arguments, [messages[: i + 1] for i in some], False)
+        for turn, before, through in zip(some, begun, ended, strict=True):
+            spans.append([len(before), len(through)])
+            for part, where in ((before, "before"), (through, "up to")):
+                if whole[: len(part)] == part:
+                    continue
+                at = f"{where} message {turn + 1}"
+                if written.startswith(decode(part, skip_special_tokens=False)):
+                    return {"differs": f"has no boundary of tokens {at}, where the text goes on"}
+                hint = "" if turn == turns[-1] else f", {ONLY_LAST}"
+                text = f"writes the conversation {at} otherwise than in the whole one{hint}"
+                return {"differs": text}
     marked = None
     if _MARKS.search(fast.get_chat_template(None, tools or None)):
         found = fast.apply_chat_template(

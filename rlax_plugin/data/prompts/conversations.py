@@ -166,14 +166,19 @@ def check_options(config: DatasetConfig) -> None:
             raise ConfigError(f"{KEY}.{option}", value, reason)
 
 
-def encoded(tokenizer: Tokenizer, question: Conversation | Continuation) -> Demonstration:
+def encoded(
+    tokenizer: Tokenizer, question: Conversation | Continuation, most_tokens: int | None = None
+) -> Demonstration:
     """Returns the tokens of a demonstration, and those that train.
 
     Raises:
+      TooLongError: a conversation has more than ``most_tokens``.
       RlaxError, ValueError: it cannot be encoded; see ``ChatTemplate.demonstration``.
     """
     if isinstance(question, Conversation):
-        return tokenizer.chat.demonstration(question.messages, question.turns, question.tools)
+        return tokenizer.chat.demonstration(
+            question.messages, question.turns, question.tools, most_tokens
+        )
     given = [*tokenizer.bos_ids, *tokenizer.encode(question.prompt)]
     ending = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     tokens = [*given, *tokenizer.encode_behind(question.completion), *ending]

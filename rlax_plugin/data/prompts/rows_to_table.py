@@ -22,6 +22,7 @@ import pyarrow as pa
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.text.harmless import harmless, one_line
 from rlax_plugin.base.tokens.chat import Demonstration
+from rlax_plugin.base.tokens.rendering import TooLongError
 from rlax_plugin.data.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.data.prompts.conversations import ConversationColumns, encoded
 from rlax_plugin.data.prompts.row_columns import BrokenRow, BrokenRowError, Columns, Row
@@ -200,10 +201,13 @@ class _Preparing:
     def _demonstration(self, row: Row) -> Demonstration | str:
         """Its tokens, and those that train; or its defect in words."""
         most = self._source.max_tokens
-        if row.bytes > 4 * _TOKENS * most:  # too long, whatever its tokens are
-            return Demonstration([0] * (most + 1), [(0, 1)])
+        too_long = Demonstration([0] * (most + 1), [(0, 1)])  # whatever its tokens are
+        if row.bytes > 4 * _TOKENS * most:
+            return too_long
         try:
-            return encoded(self._source.tokenizer, row.question)
+            return encoded(self._source.tokenizer, row.question, most)
+        except TooLongError:
+            return too_long
         except (RlaxError, ValueError) as error:
             return f"cannot be trained on: {one_line(str(error), 500)}"
 

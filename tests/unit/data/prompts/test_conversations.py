@@ -9,6 +9,7 @@ import pytest
 from data_sets import jsonl, listed, tables, write_lines
 
 from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.tokens import chat
 
 USER, ANSWER = {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -170,6 +171,30 @@ def test_long_ones_are_counted_and_the_first_messages_decide_the_split() -> None
     assert counts["train"] + counts["validation"] == 40
     assert 4 < counts["validation"] < 25
     assert sum(table.skipped["too long"].count for table in found.values()) == 40
+
+
+def test_a_conversation_longer_than_a_row_is_too_long_whatever_else_it_is() -> None:
+    """Its beginnings, of which one is refused, are not looked at."""
+    broken = [USER, {"role": "assistant", "content": "\n2"}, *MORE]
+    long = [*broken, USER, {"role": "assistant", "content": "y" * 500}]
+    rows = ({"messages": [USER, ANSWER]}, {"messages": long})
+    source = listed(*rows, chat=True).of_demonstrations("all", 100)
+    table = tables(source)["train"]
+    assert (len(table), table.skipped["too long"].count) == (1, 1)
+
+
+def test_the_time_limit_grows_with_the_answers(monkeypatch: Any) -> None:
+    limits_s: list[float] = []
+    real = chat.rendered_turns
+
+    def rendered_turns(template: Any, messages: Any, turns: Any, tools: Any, *limits: Any) -> Any:
+        limits_s.append(limits[0])
+        return real(template, messages, turns, tools, *limits)
+
+    monkeypatch.setattr(chat, "rendered_turns", rendered_turns)
+    source = listed({"messages": [USER, ANSWER, *MORE]}, chat=True)
+    assert len(trained(source.of_demonstrations("all", 1000))) == 1
+    assert limits_s == [3 * source.tokenizer.chat.limits.render_s]
 
 
 def test_the_reading_process_prepares_them(tmp_path: Path, monkeypatch: Any) -> None:
