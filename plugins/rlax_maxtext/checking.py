@@ -21,6 +21,7 @@ from rlax_maxtext.options import (
     TrainerOptions,
     WarmStart,
     check_directory,
+    check_step_rows,
     warnings_of_rate,
 )
 from rlax_plugin.api import (
@@ -63,6 +64,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     warm = options.warm_start
     if warm.enabled:
         check_directory(warm, context)
+        check_step_rows(warm, devices)
     data = check_examples(context, warm)
     check_vocabulary(config, context)
     if data is not None:
@@ -199,9 +201,12 @@ def _says_of_start(warm: WarmStart, data: Demonstrations | None) -> dict[str, st
         return {}
     if warm.directory:
         return {"warm start": f"the finished one in {warm.directory}"}
+    if data is None and warm.data is not None:
+        return {"warm start": "supervised, it has ended"}
     if data is not None:
+        most = "" if warm.steps is None else f", at most {warm.steps:,} steps,"
         return {
-            "warm start": f"supervised, {data}, {warm.epochs} epoch(s) in steps of "
+            "warm start": f"supervised, {data}, {warm.epochs} epoch(s){most} in steps of "
             f"{warm.batch_rows} rows, learning_rate {warm.learning_rate:g}"
         }
     below = "" if warm.required else "; RL starts also below it"

@@ -312,6 +312,12 @@ def _config_of(tmp_path, saving, name):
     return loaded, warm
 
 
+def on_two_devices(context):
+    """The context with half of the rows on each device."""
+    maxtext = {**context.config.maxtext, "per_device_batch_size": 4}
+    return dataclasses.replace(context, config=dataclasses.replace(context.config, maxtext=maxtext))
+
+
 def test_check_counts_them_and_names_the_row_and_the_key(tmp_path, monkeypatch):
     prepare_here(monkeypatch)
     monkeypatch.setattr(
@@ -331,6 +337,12 @@ def test_check_counts_them_and_names_the_row_and_the_key(tmp_path, monkeypatch):
         "supervised, 1 demonstrations (left out: 1 too long), 1 epoch(s) in steps of 4 rows, "
         "learning_rate 0.01"
     )
+    odd = options.warm_start.model_copy(update={"batch_rows": 3, "steps": 7})
+    with pytest.raises(ConfigError, match=r"warm_start.batch_rows = 3: must be a multiple of 2 "):
+        offer.check(options.model_copy(update={"warm_start": odd}), on_two_devices(context))
+    few = options.model_copy(update={"warm_start": odd.model_copy(update={"batch_rows": 4})})
+    said = offer.check(few, on_two_devices(context)).says["warm start"]
+    assert "1 epoch(s), at most 7 steps, in steps of 4 rows" in said
     monkeypatch.setattr(
         "test_demonstrations.rows_of", lambda count: [{"prompt": 1, "completion": "2"}]
     )
