@@ -86,7 +86,7 @@ def test_an_engine_that_is_closed_gets_no_turn_while_the_trainer_has_the_devices
     waiting.start()
     devices.end()
     waiting.join(LIMIT_S)
-    assert refused == ["refused"] and devices.phase[0] == "training"
+    assert refused == ["refused"] and devices.training
 
 
 def test_the_trainer_may_rest_after_the_wait_for_it_was_cancelled():
