@@ -193,6 +193,7 @@ def configured(
         save_checkpoint_on_start=False,
         save_checkpoint_on_completion=False,
         checkpoint_period=period,
+        max_num_checkpoints_to_keep=2,  # to continue from; the last one has the weights
     )
 
 
