@@ -122,13 +122,15 @@ class _Metrics:
         self._loss = [one for one in self._loss if one[0] <= completed]
         self._held_out = [one for one in self._held_out if one[0] <= completed]
 
-    def add(self, step: int, loss: float, held_out: float | None) -> str:
-        """Adds the loss of a step; returns both losses in words."""
+    def add_loss(self, step: int, loss: float) -> None:
         self._loss.append((step, loss))
-        if held_out is not None:
-            self._held_out.append((step, held_out))
+
+    def add_held_out(self, step: int, loss: float) -> None:
+        self._held_out.append((step, loss))
+
+    def __str__(self) -> str:
         latest = f", held out {self._held_out[-1][1]:.4f}" if self._held_out else ""
-        return f"loss {loss:.4f}{latest}"
+        return f"loss {self._loss[-1][1]:.4f}{latest}"
 
     def write(self) -> None:
         if jax.process_index() == 0:
@@ -267,13 +269,15 @@ def train(
     def on_step_end(loop: Loop, scalars: Mapping[str, Any]) -> None:
         nonlocal is_saved
         step, last = loop.completed, loop.completed == steps
-        measures = held_out is not None and (last or step % warm.check_every == 0)
-        measured = held_out(loop) if held_out is not None and measures else None
-        loss = float(jax.device_get(scalars["learning/loss"]))
-        on_progress(step, steps, metrics.add(step, loss, measured))
+        metrics.add_loss(step, float(jax.device_get(scalars["learning/loss"])))
         if last or is_saved:
-            metrics.write()
-            is_saved = False
+            metrics.write()  # a process that is killed while it measures keeps the loss
+        if held_out is not None and (last or step % warm.check_every == 0):
+            metrics.add_held_out(step, held_out(loop))
+            if last or is_saved:
+                metrics.write()
+        on_progress(step, steps, str(metrics))
+        is_saved = False
         if last:
             record(step)  # counts with the checkpoint only
 

@@ -1,6 +1,7 @@
 """Training on demonstrations: its rows, its loss and gradient, and a training that is killed."""
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -93,7 +94,7 @@ def test_each_epoch_takes_each_demonstration_once(in_row):
     rows = [row for step in range(1, made.steps + 1) for row in made.rows(step)]
     assert all(sum(sizes[row]) <= 40 and len(row) <= in_row for row in rows)
     assert all(len(made.rows(step)) == 8 for step in range(1, made.steps + 1))
-    assert made.steps == (3 * 13 if in_row == 1 else made.steps) < 40
+    assert made.steps == {1: 39, 3: 21}[in_row]
     assert max(map(len, rows)) == in_row
 
 
@@ -180,6 +181,8 @@ def test_loss_and_gradient_are_those_of_a_plain_loop_packed_and_padded(tmp_path,
                 model = nnx.merge(loop.graph, loop.model_state, copy=True)
                 graph, params, rest = nnx.split(model, nnx.Param, ...)
                 loss, gradient = jax.value_and_grad(plain_loss)(params, rest, graph, examples)
+            held_out = demonstrations._held_out_loss(table, len(examples), 0, config)
+            assert held_out is not None and held_out(loop) == pytest.approx(float(loss), rel=1e-5)
             started.append((loss, published(gradient), jax.device_get(published(loop.model_state))))
 
         losses = []
@@ -239,6 +242,8 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     first, last = (float(notes[i].split()[1].rstrip(",")) for i in (0, -1))
     assert last < first
     assert "held out" in notes[-1] and "held out" not in notes[0]
+    kept = [int(folder.name) for folder in Path(path).parents[1].iterdir() if folder.name.isdigit()]
+    assert len(kept) == 2 and max(kept) == steps - 1
     with pytest.raises(Killed):
         train("killed", kill_at=4)
     shown.clear()
@@ -255,8 +260,20 @@ def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     losses = supervised.files_of(*_config_of(tmp_path, saving, "killed")).get_json("metrics.json")
     assert [step for step, _ in losses["loss"]] == list(range(1, steps + 1))
 
+    def measures_until_6(*_):
+        def measure(loop):
+            if loop.completed == 6:
+                raise Killed
+            return 1.0
+
+        return measure
+
+    monkeypatch.setattr(demonstrations, "_held_out_loss", measures_until_6)
     with pytest.raises(Killed):
-        train("changed", kill_at=5)
+        train("changed")
+    losses = supervised.files_of(*_config_of(tmp_path, saving, "changed")).get_json("metrics.json")
+    assert [step for step, _ in losses["loss"]] == [1, 2, 3, 4, 5, 6]
+    assert losses["held_out"] == [[3, 1.0]]
     write = rows_of(25)[1:]
     monkeypatch.setattr("test_demonstrations.rows_of", lambda count: write)
     with pytest.raises(ConfigError, match="other demonstrations than when this training began"):
