@@ -205,7 +205,8 @@ def config_text(
         warmup_fraction=size.warmup_fraction,
         final_fraction=0.05 if tiny else 1.0,
         clipping=0.0 if tiny else 1.0,
-        checkpoint_period=min(50, answers.steps),
+        # Also of the training on demonstrations, which has more steps.
+        checkpoint_period=50 if answers.demonstrations else min(50, answers.steps),
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
     )
     return text, task.notes

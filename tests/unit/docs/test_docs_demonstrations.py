@@ -75,7 +75,3 @@ def test_its_options_are_valid_and_its_rows_train_the_assistant(directory: Path)
         for begin, end in table.spans_at(row)
     }
     assert texts == {f"{one[::-1]}<|im_end|>" for one in (*WORDS, "bird", "chess")}
-
-
-def test_the_page_is_short() -> None:
-    assert len(PAGE.split()) <= 700

@@ -112,6 +112,13 @@ def _machine(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+_KILLED = "the kernel does that if memory is short: see dmesg, and its log"
+_KILLED_AT_END = (
+    "a run kills at its end a worker that is stopped or stuck, and the kernel one if memory is "
+    "short: see why the run has ended, dmesg, and the worker's log"
+)
+
+
 def _processes(evidence: Evidence) -> Iterator[Finding]:
     status = None if evidence.seen.problem else evidence.seen.status
     jobs = long_jobs(status.controller) if status is not None and status.controller else {}
@@ -136,7 +143,7 @@ def _processes(evidence: Evidence) -> Iterator[Finding]:
                 by = _STARTS_AGAIN.get(mark.role, "")
                 yield Finding(
                     f"{mark.who} was killed{by}",
-                    try_="the kernel does that if memory is short: see dmesg, and its log",
+                    try_=_KILLED_AT_END if evidence.seen.ended else _KILLED,
                     process=process,
                 )
             continue
