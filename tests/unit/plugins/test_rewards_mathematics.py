@@ -106,8 +106,9 @@ def test_deep_and_long_answers_are_scored(score, reference, right, wrong):
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_takes_more_than_its_cpu_time_is_wrong_and_the_next_is_scored(hurried, answer):
-    found = [hurried(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1")]
-    assert found == [WRONG, RIGHT]
+    hostile, ordinary = (hurried(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1"))
+    # Some of it the library gives up by itself.
+    assert hostile in (WRONG, Score(WRONG, ending=Ending.OVER_TIME)) and ordinary == RIGHT
 
 
 @pytest.fixture
