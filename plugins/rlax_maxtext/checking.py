@@ -209,10 +209,10 @@ def _says_of_start(warm: WarmStart, data: Demonstrations | None) -> dict[str, st
             "warm start": f"supervised, {data}, {warm.epochs} epoch(s){most} in steps of "
             f"{warm.batch_rows} rows, learning_rate {warm.learning_rate:g}"
         }
-    below = "" if warm.required else "; RL starts also below it"
+    below = "below it the run ends with an error" if warm.required else "RL starts also below it"
     return {
         "warm start": f"supervised, at most {warm.most_steps:,} steps, until pass@1 on held-out "
-        f"problems is {warm.pass_at_1_from:g}{below}"
+        f"problems is {warm.pass_at_1_from:g}; {below}"
     }
 
 

@@ -78,8 +78,8 @@ class Demonstrations:
     held_out: PromptTable | None
 
     def __str__(self) -> str:
-        skipped = self.train.skipped.items()
-        left_out = ", ".join(f"{rows.count:,} {reason}" for reason, rows in skipped)
+        table = self.train
+        left_out = ", ".join(f"{rows.count:,} {why}" for why, rows in table.skipped.items())
         return f"{len(self.train):,} demonstrations" + (f" (left out: {left_out})" * bool(left_out))
 
 

@@ -311,6 +311,7 @@ def warm_start(
     if done is None:
         raise TrainingError(
             f"warm start: validation pass@1 is {latest:.3f} after rlax.trainer.warm_start.steps = "
-            f"{steps}, below rlax.trainer.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
+            f"{steps}, below rlax.trainer.warm_start.pass_at_1_from = {warm.pass_at_1_from}: "
+            "raise one, lower the other, or start RL all the same with required: false"
         )
     return done

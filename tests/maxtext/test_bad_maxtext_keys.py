@@ -110,7 +110,7 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
         ("lora.enable_lora=true", "lora.enable_lora = True"),
         ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
         ("base_emb_dimm=8", "base_emb_dimm = 8: no such key; did you mean 'base_emb_dim'"),
-        ("steps=many", "steps = 'many': must be a whole number, at least 1"),
+        ("steps=many", "steps = 'many': must be a whole number, at least 0"),
         ("learning_rate=-1", "learning_rate = -1: must be greater than or equal to 0"),
         ("scan_layers=maybe", "scan_layers = 'maybe': must be true or false"),
         ("mesh_axes=3", "mesh_axes = 3: must be a list"),

@@ -208,6 +208,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_killed_training_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     prepare_here(monkeypatch)

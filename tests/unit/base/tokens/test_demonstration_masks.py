@@ -170,7 +170,9 @@ def dialogue(rng: random.Random, reasons: bool) -> tuple[list[dict[str, Any]], l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["chatml", *(pytest.param(name, marks=pytest.mark.ci) for name in ("llama3", "qwen3"))]
+)
 def test_the_mask_is_that_of_transformers_for_marked_templates(name: str, tmp_path: Path) -> None:
     template = template_of(name)
     llama3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
