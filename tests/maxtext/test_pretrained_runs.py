@@ -170,11 +170,13 @@ def test_the_run_of_verl_that_was_moved_trains(home: Path) -> None:
     assert audit(run).clean
 
 
-def test_the_config_of_maxtext_with_one_more_key_trains(home: Path) -> None:
-    (home / "mine.yml").write_text(fences(read("from_maxtext.md"), "yaml")[0])
-    (home / "plugins").symlink_to(ROOT / "plugins")
-    assert "135,488 parameters" in done("check", "mine.yml", cwd=home)
-    done("train", "mine.yml", "run_name=moved", "steps=2", "rlax.evaluation.problems=8", cwd=home)
-    run = RunFiles(home / "runs" / "moved")
+def test_the_config_of_maxtext_with_one_more_key_trains(tmp_path: Path) -> None:
+    (tmp_path / "mine.yml").write_text(fences(read("from_maxtext.md"), "yaml")[0])
+    (tmp_path / "plugins").symlink_to(ROOT / "plugins")
+    assert "135,488 parameters" in done("check", "mine.yml", cwd=tmp_path)
+    done(
+        "train", "mine.yml", "run_name=moved", "steps=2", "rlax.evaluation.problems=8", cwd=tmp_path
+    )
+    run = RunFiles(tmp_path / "runs" / "moved")
     lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == [1, 2] and audit(run).clean
