@@ -239,7 +239,7 @@ class Publisher:
         }
         self._pace.weighs(sum(part.nbytes for part in parts.values()))
         offered = self._offer(WeightVersion(step, step, tuple(parts.values()), canary), fresh)
-        alone = offered == "inside" and self._near and not self._near.watched_elsewhere
+        alone = offered == [True] and self._near and not self._near.watched_elsewhere
         if alone and step not in self._to_write:
             # Nobody else reads it, and a run is not continued from it.
             self._loop.call_soon_threadsafe(
@@ -272,22 +272,21 @@ class Publisher:
         path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
         return path if name == BASE else f"{path}-{name}"
 
-    def _offer(self, version: WeightVersion, fresh: Mapping[str, Arrays]) -> str:
+    def _offer(self, version: WeightVersion, fresh: Mapping[str, Arrays]) -> list[bool]:
         """Hands a version over before it is written.
 
         The first one of a process is not: it takes the place of versions of an earlier process.
 
         Returns:
-          "inside" if a reader in this process has it, "here" if others of this machine do; empty:
-          it cannot be handed over before.
+          True if readers in this process can have it, and False if others of this machine can;
+          nothing if it cannot be handed over before.
         """
         self._memory.close()  # the copy of the version before
         part, near = version.parts[0], self._near
         if near is None or self._restart or len(version.parts) > 1 or part.name not in fresh:
-            return ""
-        arrays, offered = fresh[part.name], ""
-        for memory, watched in (("inside", near.watched_inside), ("here", near.watched_here)):
-            inside = memory == "inside"
+            return []
+        arrays, offered = fresh[part.name], list[bool]()
+        for inside, watched in ((True, near.watched_inside), (False, near.watched_here)):
             if not watched:
                 continue
             copy = OwnArrays.give(arrays) if inside else self._memory.add(arrays)
@@ -296,7 +295,7 @@ class Publisher:
                 in_memory = (dataclasses.replace(part, memory=copy),)
                 shown = dataclasses.replace(version, parts=in_memory)
                 self._on_loop(self._offered(near, shown, inside=inside, first=not offered))
-                offered = offered or memory
+                offered.append(inside)
         return offered
 
     async def _offered(

@@ -368,8 +368,7 @@ def _known(engine: RolloutEngine, version: WeightVersion) -> bool:
 
     Nothing was written or read on the way to it, and its programs are the same.
     """
-    memory = version.parts[0].memory
-    return memory is not None and memory.by_reference and engine.version >= 0
+    return version.by_reference and engine.version >= 0
 
 
 async def _verify_decoding(

@@ -22,7 +22,8 @@ class Devices:
     phase's intermediate arrays is free in the other.
 
     Attributes:
-      rested: done once the trainer has let go for the first time.
+      training: True while the trainer has them; any thread may read it.
+      rested: done once the trainer has let go for the first time, with its model built.
       compiles: returns True while a call of the engine may last as long as its compilation.
     """
 
@@ -30,14 +31,9 @@ class Devices:
         self.compiles: Callable[[], bool] = lambda: True
         self._changed = threading.Condition()
         # All guarded by _changed:
-        self._training, self._trainer_waits, self._generating = True, False, 0
+        self.training, self._trainer_waits, self._generating = True, False, 0
         self._since_s, self._trained_s, self._ended = time.monotonic(), 0.0, False
         self.rested: Future[None] = Future()
-
-    @property
-    def training(self) -> bool:
-        """True while the trainer has the devices; any thread."""
-        return self._training
 
     @property
     def trained_s(self) -> float:
@@ -46,7 +42,7 @@ class Devices:
         A deadline of the engine's work does not count them.
         """
         with self._changed:
-            now_s = time.monotonic() - self._since_s if self._training else 0.0
+            now_s = time.monotonic() - self._since_s if self.training else 0.0
             return self._trained_s + now_s
 
     @contextmanager
@@ -59,7 +55,7 @@ class Devices:
           WorkerError: the engine is being closed, and begins nothing more.
         """
         with self._changed:
-            while not self._ended and (self._training or self._trainer_waits):
+            while not self._ended and (self.training or self._trainer_waits):
                 self._changed.wait(_LOOK_S)
             if self._ended:
                 raise WorkerError("the engine is being closed")
@@ -83,7 +79,7 @@ class Devices:
                 if not self._changed.wait_for(lambda: not self._generating, deadline_s):
                     what = "the end of a call of the rollout engine, which has the devices,"
                     raise DeadlineError(what, deadline_s, key)
-                self._training, self._since_s = True, time.monotonic()
+                self.training, self._since_s = True, time.monotonic()
             finally:
                 self._trainer_waits = False
                 self._changed.notify_all()
@@ -91,10 +87,10 @@ class Devices:
     def rest(self) -> None:
         """Takes the devices from the trainer, which starts no computation until ``train``."""
         with self._changed:
-            if self._training:
+            if self.training:
                 now_s = time.monotonic()
                 self._trained_s += now_s - self._since_s
-                self._training, self._since_s = False, now_s
+                self.training, self._since_s = False, now_s
             self._changed.notify_all()
         with suppress(InvalidStateError):  # it has rested before, or its waiter was cancelled
             self.rested.set_result(None)

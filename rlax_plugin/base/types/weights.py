@@ -186,6 +186,11 @@ class WeightVersion:
         return all(part.memory is not None for part in self.parts)
 
     @property
+    def by_reference(self) -> bool:
+        """True if it is the trainer's own arrays, for a reader in the same process."""
+        return all(part.memory is not None and part.memory.by_reference for part in self.parts)
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """The paths of its parts."""
         return tuple(part.path for part in self.parts)

@@ -259,19 +259,20 @@ class Member:
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
-        trial = try_when_idle(self._engine, self._section) if self._tries else _never()
-        tries = asyncio.ensure_future(trial)
-        tasks = (watch, follow, restarted, tries)
+        beside = [watch]  # with which the following ends
+        if self._tries:
+            beside.append(asyncio.ensure_future(try_when_idle(self._engine, self._section)))
+        tasks = (follow, restarted, *beside)
         try:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if follow.done():
                 follow.result()  # raises what ended it, perhaps a quarantine
             if restarted.done():
                 log.info("another trainer process has started: its weights are loaded")
-            elif watch.done():
-                watch.result()
-            elif tries.done():
-                tries.result()
+            else:
+                for task in beside:
+                    if task.done():
+                        task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -304,7 +305,7 @@ class Member:
                     continue
                 version = await self._load(client) if offered is None else offered.version
             except DeadlineError as error:
-                taken = offered is not None and _by_reference(offered)  # it has one reader, once
+                taken = offered is not None and offered.by_reference  # it has one reader, once
                 if taken or not self._versions.can_go_on:
                     raise
                 held = self._versions.held
@@ -346,7 +347,7 @@ class Member:
         except LetGoError as error:  # there is a newer version, or this worker had it once
             problem, level = error, logging.INFO
         except WeightsError as error:  # whether the weights are damaged, the files will tell
-            if _by_reference(version):
+            if version.by_reference:
                 if isinstance(error, WeightsUnreadableError):
                     what = f"version {version.version}: the trainer's arrays cannot be used"
                     raise WeightsUnreadableError(f"{what}: {error}") from error
@@ -449,13 +450,3 @@ class Member:
             )
             await leave(self._as_member, request, self._deadlines.rpc_s)
         await self._connection.close()
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()
-
-
-def _by_reference(version: WeightVersion) -> bool:
-    """True if a version is the arrays of the trainer in this process."""
-    memory = version.parts[0].memory
-    return memory is not None and memory.by_reference

@@ -123,10 +123,9 @@ class ControllerPort(TrainerPort):
             # Workers elsewhere may have filled the batch while this engine is still compiling.
             names = ("group_s", "startup_s") if self._devices.compiles() else ("group_s",)
             turn_s, name = max((getattr(self._section.deadlines, name), name) for name in names)
-            having, key = "the engine's present call to end", f"rlax.deadlines.{name}"
-            self.activity.begins(
-                f"waiting for {having}, which has the devices", ends_at(key, turn_s)
-            )
+            key = f"rlax.deadlines.{name}"
+            call = "waiting for the engine's present call to end, which has the devices"
+            self.activity.begins(call, ends_at(key, turn_s))
             self._devices.train(turn_s, key)
         self._publisher.forget()
         self._current = found

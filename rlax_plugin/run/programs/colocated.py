@@ -32,7 +32,7 @@ async def colocated_worker(
 ) -> None:
     """Generates until the run is over, in turns with training.
 
-    The engine is built once the trainer waits: two threads must not import MaxText at once.
+    The engine is built once the trainer has its model: two threads must not import MaxText at once.
 
     Raises:
       RlaxError: the engine cannot be built or has failed, or its weights are wrong. The run must

@@ -46,6 +46,14 @@ def test_every_config_of_the_project_passes(name: str, tmp_path, monkeypatch) ->
     assert result.exit_code == 0, result.stderr
 
 
+def test_evaluations_that_one_worker_cannot_make_are_doubted() -> None:
+    every, key = ("rlax.evaluation.every=10",), "rlax.evaluation.every"
+    assert key not in doubted("--fast", DEMO, *every)  # it has two workers
+    for launcher in ("{name: local, workers: 1}", "{name: colocated}"):
+        told = doubted("--fast", DEMO, *every, f"rlax.launcher={launcher}")
+        assert told[key].startswith("is 10, but an evaluation during training needs a second")
+
+
 def test_numbers_of_a_batch() -> None:
     objective = "rlax.objective={epochs: 2, mini_batches: 4, preset: ppo, old_policy: proximal}"
     numbers = explained("--fast", DEMO, "steps=64", objective)["numbers"]

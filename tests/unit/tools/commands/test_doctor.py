@@ -142,6 +142,15 @@ def test_a_killed_trainer() -> None:
     assert found.try_ == "the same rlax train command continues the run"
 
 
+def test_a_worker_that_is_killed_is_not_blamed_on_memory_alone_once_its_run_has_ended() -> None:
+    gone = [process(), process("worker", "", "w", 9)]
+    (running,) = findings(evidence(processes=gone))
+    assert "was killed" in running.what and running.try_.startswith("the kernel does that")
+    ended = Seen(status(), "the process of the trainer was killed", "killed")
+    after = next(f for f in findings(evidence(ended, processes=gone)) if "worker w" in f.what)
+    assert after.try_.startswith("a run kills at its end a worker that is stopped or stuck")
+
+
 def test_silent_workers_and_none_at_all() -> None:
     silent = status(0.05, workers=(worker("a", silent_s=8.0, state=SILENT), worker("b")))
     ((what, ends),) = said(seen=Seen(silent))
