@@ -293,3 +293,9 @@ def test_all_reasons_are_named_at_once(source: Path) -> None:
     assert len(lines) == 3
     for key in ("mlp_bias in ", "attention_bias in ", "dual_chunk_attention_config in "):
         assert sum(line.startswith(key) for line in lines) == 1, lines
+
+
+def test_a_name_of_the_hub_is_refused_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+    result = rlax("convert", "Qwen/Qwen3-0.6B", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in " ".join(result.stderr.split())

@@ -189,7 +189,8 @@ def conversations(count: int, *more: dict[str, str]) -> list[Any]:
 def test_demonstrations_come_before_rl_and_fit_into_a_row(folder: Path) -> None:
     rows = [{"question": f"{n:04d} + 1 = ?", "answer": f"{n + 1}"} for n in range(100)]
     write_lines(folder / "shown.jsonl", conversations(400))
-    section, keys, said = written(folder, rows, "--demonstrations", "shown.jsonl")
+    section, keys, said = written(folder, rows, "--demonstrations", "shown.jsonl", "--steps", "2")
+    assert keys["checkpoint_period"] == 50  # not 2: the supervised training has it, too
     assert section.trainer.options["warm_start"] == {
         "enabled": True,
         "data": {
