@@ -1,9 +1,11 @@
-"""Engines ``faulty`` and ``dying``, reward ``faulty``: the toys, which fail as told.
+"""Engines ``faulty``, ``dying`` and ``hanging``, reward ``faulty``: the toys, which fail as told.
 
 The first engine uses other weights than those that it has loaded. The reward raises for one prompt.
 """
 
+import asyncio
 import os
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.api import BuildContext, Extension, Prompt, Section, hookimpl
+from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.loaded import Loaded
@@ -48,6 +51,26 @@ class DyingEngine(ScriptedEngine):
     def _look(self) -> None:
         if self.version >= int(os.environ.get("DIES_AT", "1000")):
             raise WorkerError("rollout engine: out of memory on device 0")
+
+
+class HangingEngine(ScriptedEngine):
+    """The scripted engine, of which a call does not end, as of a device that has failed.
+
+    It is the first one with the version that the environment's ``HANGS_AT`` has.
+    """
+
+    def __init__(self, config: ScriptedConfig, context: BuildContext):
+        super().__init__(config, build_weight_store(context), context.section)
+        self._generating = context.generating
+
+    async def generate(self, requests: Any, on_reply: Any) -> None:
+        if self.version >= int(os.environ.get("HANGS_AT", "1000")):
+            await asyncio.wrap_future(on_daemon(self._hang, "hangs"))
+        await super().generate(requests, on_reply)
+
+    def _hang(self) -> None:
+        with self._generating():
+            time.sleep(600)
 
 
 class FaultyEngine(ScriptedEngine):
@@ -105,7 +128,11 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
         return DyingEngine(config, build_weight_store(context), context.section)
 
     faulty = Extension(FaultyEngineConfig, build)
-    return {"faulty": faulty, "dying": Extension(ScriptedConfig, dying)}
+    return {
+        "faulty": faulty,
+        "dying": Extension(ScriptedConfig, dying),
+        "hanging": Extension(ScriptedConfig, HangingEngine),
+    }
 
 
 @hookimpl

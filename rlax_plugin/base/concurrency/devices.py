@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 
 from rlax_plugin.base.errors import DeadlineError, WorkerError
 
+CALL = "the end of a call of the rollout engine, which has the devices,"
+"""What a deadline of such a call says that it was waiting for."""
+
 _LOOK_S = 60.0  # longest sleep of a thread that waits for its turn; it is woken when it comes
 
 
@@ -31,7 +34,8 @@ class Devices:
         self.compiles: Callable[[], bool] = lambda: True
         self._changed = threading.Condition()
         # All guarded by _changed:
-        self.training, self._trainer_waits, self._generating = True, False, 0
+        self.training, self._trainer_waits = True, False
+        self._calls: list[float] = []  # beginnings of the engine's present ones, time.monotonic
         self._since_s, self._trained_s, self._ended = time.monotonic(), 0.0, False
         self.rested: Future[None] = Future()
 
@@ -44,6 +48,12 @@ class Devices:
         with self._changed:
             now_s = time.monotonic() - self._since_s if self.training else 0.0
             return self._trained_s + now_s
+
+    @property
+    def call_s(self) -> float:
+        """Seconds since the oldest present call of the engine began; 0: there is none."""
+        with self._changed:
+            return time.monotonic() - min(self._calls) if self._calls else 0.0
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -59,12 +69,12 @@ class Devices:
                 self._changed.wait(_LOOK_S)
             if self._ended:
                 raise WorkerError("the engine is being closed")
-            self._generating += 1
+            self._calls.append(began_s := time.monotonic())
         try:
             yield
         finally:
             with self._changed:
-                self._generating -= 1
+                self._calls.remove(began_s)
                 self._changed.notify_all()
 
     def train(self, deadline_s: float, key: str) -> None:
@@ -76,9 +86,8 @@ class Devices:
         with self._changed:
             self._trainer_waits = True
             try:
-                if not self._changed.wait_for(lambda: not self._generating, deadline_s):
-                    what = "the end of a call of the rollout engine, which has the devices,"
-                    raise DeadlineError(what, deadline_s, key)
+                if not self._changed.wait_for(lambda: not self._calls, deadline_s):
+                    raise DeadlineError(CALL, deadline_s, key)
                 self.training, self._since_s = True, time.monotonic()
             finally:
                 self._trainer_waits = False

@@ -8,8 +8,9 @@ import logging
 from concurrent.futures import Future
 from functools import partial
 
-from rlax_plugin.base.concurrency.devices import Devices
+from rlax_plugin.base.concurrency.devices import CALL, Devices
 from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.errors import DeadlineError
 from rlax_plugin.base.liveness.run_status import COLOCATED
 from rlax_plugin.build import build_part
 from rlax_plugin.config.loading import ResolvedConfig
@@ -24,6 +25,7 @@ from rlax_plugin.weights.memory_copies import THIS_PROCESS
 
 log = logging.getLogger("rlax.worker")
 
+_LOOK_S = 1.0  # between two looks at the engine's calls
 _CLOSE_S = 15.0  # for the engine's thread to leave a call
 
 
@@ -35,8 +37,8 @@ async def colocated_worker(
     The engine is built once the trainer has its model: two threads must not import MaxText at once.
 
     Raises:
-      RlaxError: the engine cannot be built or has failed, or its weights are wrong. The run must
-        end, as it cannot have another one in this process.
+      RlaxError: the engine cannot be built, has failed or hangs, or its weights are wrong. The run
+        must end, as it cannot have another one in this process.
     """
     await asyncio.wrap_future(devices.rested)
     section = run.section
@@ -68,7 +70,7 @@ async def colocated_worker(
         )
         fleet.here[PROCESS] = lambda: ColocatedLink(service, engine, section, devices)
         try:
-            await member.live()
+            await _live(member, devices, section.deadlines.group_s)
         finally:
             del fleet.here[PROCESS]
             await member.leave()
@@ -82,6 +84,25 @@ async def colocated_worker(
             log.error("the rollout engine does not close, and is abandoned after %g s", _CLOSE_S)
         elif (problem := closing.exception()) is not None:
             log.error("the rollout engine did not close: %s", problem)
+
+
+async def _live(member: Member, devices: Devices, call_s: float) -> None:
+    """Lives until the run is over, or until a call of the engine takes longer than ``call_s``.
+
+    Neither training nor any other sample goes on beside such a call.
+
+    Raises:
+      DeadlineError: a call did; those of an engine that compiles have ``startup_s``.
+    """
+    life = asyncio.ensure_future(member.live())
+    try:
+        while not (await asyncio.wait({life}, timeout=_LOOK_S))[0]:
+            if devices.call_s > call_s and not devices.compiles():
+                raise DeadlineError(CALL, call_s, "rlax.deadlines.group_s")
+        life.result()
+    finally:
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
 
 
 def _close_unused(building: Future[RolloutEngine]) -> None:
