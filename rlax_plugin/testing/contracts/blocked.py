@@ -10,12 +10,7 @@ from pathlib import Path
 
 from rlax_plugin.base.concurrency.threads import on_daemon
 
-_THREAD = "check of a part"
-
-
-def abandoned() -> bool:
-    """True if a part or plug-in that was checked still blocks a thread of this process."""
-    return any(thread.name == _THREAD for thread in threading.enumerate())
+_THREAD = "check of a part"  # the command line knows it
 
 
 def within[T](deadline_s: float, work: Callable[[], T], late: Callable[[str], Exception]) -> T:
