@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlax_plugin.base.types import SideSpec
+from rlax_plugin.base.types import NATIVE, SideSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,9 @@ class Capabilities:
         its worker verifies the canary of each weight version.
       stop_strings: True if it ends a sample at ``SamplingParams.stop_strings``.
       side: name -> side channel that its samples have.
+      weights_format: format of the parts that ``RolloutEngine.load`` is given: ``native`` or
+        ``safetensors``. The trainer's side converts each version to it while such a worker is
+        registered. Parts in memory are native only.
     """
 
     slots: int
@@ -37,3 +40,4 @@ class Capabilities:
     scores: bool = False
     stop_strings: bool = False
     side: Mapping[str, SideSpec] = field(default_factory=dict)
+    weights_format: str = NATIVE

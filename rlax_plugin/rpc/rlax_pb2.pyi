@@ -207,7 +207,7 @@ class SideChannel(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., trailing: _Optional[_Iterable[int]] = ..., over: _Optional[str] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("slots", "vocabulary", "context_tokens", "seeded", "logprobs", "resumes", "scores", "verification", "side", "stop_strings")
+    __slots__ = ("slots", "vocabulary", "context_tokens", "seeded", "logprobs", "resumes", "scores", "verification", "side", "stop_strings", "weights_format")
     class SideEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Capabilities(_message.Message):
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
     STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FORMAT_FIELD_NUMBER: _ClassVar[int]
     slots: int
     vocabulary: int
     context_tokens: int
@@ -235,7 +236,8 @@ class Capabilities(_message.Message):
     verification: str
     side: _containers.MessageMap[str, SideChannel]
     stop_strings: bool
-    def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ...) -> None: ...
+    weights_format: str
+    def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ..., weights_format: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate", "versions", "incarnation")
@@ -401,16 +403,18 @@ class MemoryCopy(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "step", "canary", "parts")
+    __slots__ = ("version", "step", "canary", "parts", "converted")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    CONVERTED_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
     canary: Canary
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    converted: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., converted: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Canary(_message.Message):
     __slots__ = ("tokens", "logprobs", "tolerance")
@@ -447,12 +451,14 @@ class LatestReply(_message.Message):
     def __init__(self, any: _Optional[bool] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("version", "holder")
+    __slots__ = ("version", "holder", "format")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     version: int
     holder: str
-    def __init__(self, version: _Optional[int] = ..., holder: _Optional[str] = ...) -> None: ...
+    format: str
+    def __init__(self, version: _Optional[int] = ..., holder: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
 
 class AcquireReply(_message.Message):
     __slots__ = ("lease", "lease_s", "version")
@@ -487,12 +493,14 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("after", "machine")
+    __slots__ = ("after", "machine", "format")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     after: int
     machine: str
-    def __init__(self, after: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
+    format: str
+    def __init__(self, after: _Optional[int] = ..., machine: _Optional[str] = ..., format: _Optional[str] = ...) -> None: ...
 
 class FilesRequest(_message.Message):
     __slots__ = ("lease", "part")

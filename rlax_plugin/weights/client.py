@@ -15,7 +15,7 @@ import grpc
 
 from rlax_plugin.base.concurrency.retrying import Pauses
 from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
-from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.base.types import NATIVE, WeightVersion
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.secret import Access
@@ -71,6 +71,7 @@ class ParameterServerClient:
       outage_s: time for which a call is repeated while the server cannot be reached or does not
         answer; 0: each call is made once.
       holder: names this reader in messages; host and process id by default.
+      weights_format: of the parts that this reader reads; it sees no version that lacks them.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class ParameterServerClient:
         *,
         outage_s: float = 0.0,
         holder: str = "",
+        weights_format: str = NATIVE,
     ):
+        self._format = weights_format
         self._address, self._rpc_s, self._outage_s = address, rpc_s, outage_s
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
         self._connection = connect(address, secret)
@@ -131,11 +134,11 @@ class ParameterServerClient:
     @contextlib.asynccontextmanager
     async def hold(self, version: int | None = None) -> AsyncIterator[Held]:
         """Like ``acquire``, but with the lease, which the methods for files need."""
-        request = pb.AcquireRequest(version=-1 if version is None else version, holder=self._holder)
+        request = self._wanted(-1 if version is None else version)
         reply = await self._call(
             "leasing a version", lambda: self._stub.Acquire(request, timeout=self._rpc_s)
         )
-        held = Held(reply.lease, reply.lease_s, version_from_proto(reply.version))
+        held = Held(reply.lease, reply.lease_s, self._read(reply.version))
         renewal = asyncio.ensure_future(self._renew(held))
         try:
             yield held
@@ -211,12 +214,12 @@ class ParameterServerClient:
         pause_s = _BACKOFF_S[0]
         while True:
             # Not wait_for_ready: a refused connection is reported, and the pause grows.
-            request = pb.WatchRequest(after=after, machine=machine)
+            request = pb.WatchRequest(after=after, machine=machine, format=self._format)
             call = self._stub.Watch(request, timeout=_WATCH_S)
             try:
                 async for message in call:
                     pause_s = _BACKOFF_S[0]
-                    version = version_from_proto(message)
+                    version = self._read(message)
                     if not version.in_memory:
                         after = version.version
                     yield version
@@ -237,6 +240,18 @@ class ParameterServerClient:
     async def close(self) -> None:
         """Ends the connection; watches must have ended."""
         await self._connection.close()
+
+    def _wanted(self, version: int) -> pb.AcquireRequest:
+        return pb.AcquireRequest(version=version, holder=self._holder, format=self._format)
+
+    def _read(self, message: pb.Version) -> WeightVersion:
+        version = version_from_proto(message)
+        if others := {part.format for part in version.parts} - {self._format}:
+            raise WeightsError(
+                f"version {version.version} has the format {min(others)}, and {self._format} was "
+                f"requested of the parameter server at {self._address}"
+            )
+        return version
 
     async def _renew(self, held: Held) -> None:
         renewed_s, pause_s = time.monotonic(), held.lease_s / 3
@@ -274,7 +289,7 @@ class ParameterServerClient:
         else:
             held.lease_s = renewed.lease_s
             return True
-        wanted = pb.AcquireRequest(version=held.version.version, holder=self._holder)
+        wanted = self._wanted(held.version.version)
         try:
             reply = await self._stub.Acquire(wanted, timeout=within_s)
         except grpc.aio.AioRpcError as error:

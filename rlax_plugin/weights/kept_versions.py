@@ -6,7 +6,7 @@ import base64
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
         listed = versions_from_json(text, source)
         versions, retired = listed.versions, listed.retired
         if json.loads(text).get("run") != files.location():
-            versions = [_placed(v, [_inside(files, path) for path in v.paths]) for v in versions]
+            versions = [_placed(v, lambda path: _inside(files, path)) for v in versions]
             retired = [_inside(files, path) for path in retired]
     except FileNotFoundError:
         return Listed()
@@ -114,10 +114,14 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
         log.warning("weight versions of earlier processes are left where they are: %s", error)
         return Listed()
     places = {directory.rstrip("/"), files.location("weights")}
-    there = {p for v in versions for p in v.paths if is_in(places, p) and RunFiles(p).names("")}
-    whole = [version for version in versions if there.issuperset(version.paths)]
+    there = {p for v in versions for p in v.all_paths if is_in(places, p) and RunFiles(p).names("")}
+    whole = [
+        replace(v, converted=tuple(part for part in v.converted if part.path in there))
+        for v in versions
+        if there.issuperset(v.paths)
+    ]
     # What is left of the others, unless it belongs to a whole version too.
-    rest = there.difference(*(version.paths for version in whole))
+    rest = there.difference(*(version.all_paths for version in whole))
     return Listed(whole, [*sorted(rest), *(path for path in retired if is_in(places, path))])
 
 
@@ -134,7 +138,7 @@ def listed_in_index(index: Path, directory: str) -> Listed:
         return Listed()
     listed, places = versions_from_json(index.read_text(), str(index)), {directory}
     return Listed(
-        [v for v in listed.versions if all(is_in(places, path) for path in v.paths)],
+        [v for v in listed.versions if all(is_in(places, path) for path in v.all_paths)],
         [path for path in listed.retired if is_in(places, path)],
     )
 
@@ -186,7 +190,8 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
             f"{reason} (rlax.weights.keep sets how many are kept); or name a checkpoint, "
             "RUN/checkpoints/NAME",
         )
-    return _placed(kept[number], [_found(files, number, path) for path in kept[number].paths])
+    native = replace(kept[number], converted=())
+    return _placed(native, lambda path: _found(files, number, path))
 
 
 def _found(files: RunFiles, number: int, path: str) -> str:
@@ -200,15 +205,18 @@ def _found(files: RunFiles, number: int, path: str) -> str:
     )
 
 
-def _placed(version: WeightVersion, paths: Iterable[str]) -> WeightVersion:
+def _placed(version: WeightVersion, place: Callable[[str], str]) -> WeightVersion:
     """The version with its parts at other paths.
 
     Raises:
       WeightsError: two of them would have the same path.
     """
-    parts = zip(version.parts, paths, strict=True)
+    parts, converted = (
+        tuple(replace(part, path=place(part.path)) for part in those)
+        for those in (version.parts, version.converted)
+    )
     try:
-        return replace(version, parts=tuple(replace(part, path=path) for part, path in parts))
+        return replace(version, parts=parts, converted=converted)
     except ValueError as error:
         raise WeightsError(f"version {version.version}: {error}") from error
 

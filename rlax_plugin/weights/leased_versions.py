@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlax_plugin.base.errors import WeightsError
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.base.types import NATIVE, WeightVersion
 
 _LONGEST_ID = 64  # characters that are shown; those given here have 32
 
@@ -23,6 +23,7 @@ class Lease:
       id: unguessable, unique.
       holder: name of the reader, for messages.
       version: the leased version.
+      read: the same in the format that its reader reads.
       expires_s: on the table's clock; renewing moves it.
       reader: leases with the same reader are counted together; empty: not counted.
     """
@@ -30,6 +31,7 @@ class Lease:
     id: str
     holder: str
     version: WeightVersion
+    read: WeightVersion
     expires_s: float
     reader: str = ""
 
@@ -93,7 +95,7 @@ class VersionTable:
     @property
     def paths(self) -> frozenset[str]:
         """The paths of all parts that must stay."""
-        return frozenset(p for v in (*self._versions.values(), *self._void) for p in v.paths)
+        return frozenset(p for v in (*self._versions.values(), *self._void) for p in v.all_paths)
 
     @property
     def latest(self) -> WeightVersion | None:
@@ -104,7 +106,8 @@ class VersionTable:
         """Adds the newest version; returns the paths to delete.
 
         Publishing the newest version again changes nothing: a publisher that lost the answer cannot
-        know if its call arrived. Its paths distinguish it from a different version.
+        know if its call arrived. Its paths distinguish it from a different version. It may come
+        again with more converted parts.
 
         Args:
           restart: True for the first version of a trainer process; versions that are not older
@@ -122,36 +125,50 @@ class VersionTable:
                 raise WeightsError(
                     f"version {version.version} cannot be published after version {latest.version}"
                 )
-            version = latest
+            if not set(version.all_paths) > set(latest.all_paths):
+                version = latest
         self._versions[version.version] = version
         former, self._former = self._former, ()
         self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         return self.expire()
 
-    def acquire(self, version: int | None, holder: str, reader: str = "") -> Lease:
+    def acquire(
+        self, version: int | None, holder: str, reader: str = "", weights_format: str = NATIVE
+    ) -> Lease:
         """A lease on one version, or on the newest for None.
 
         Args:
           reader: the reader whose leases are counted together, such as a connection.
+          weights_format: of the parts that it reads.
 
         Raises:
           TooManyLeasesError: the maximum number is reached, for this reader or in total.
-          WeightsError: no such version (any more).
+          WeightsError: no such version in this format (any more, or yet).
         """
         if len(self._leases) >= MOST_LEASES:
             raise TooManyLeasesError(f"{MOST_LEASES} leases are held, and no more are given")
         own = sum(lease.reader == reader for lease in self._leases.values()) if reader else 0
         if own >= MOST_LEASES_OF_ONE:
             raise TooManyLeasesError(f"{holder} holds {own} leases, and gets no more")
-        found = self.latest if version is None else self._versions.get(version)
-        if found is None:
-            known = ", ".join(map(str, self._versions)) or "none"
+        every = {n: v.of_format(weights_format) for n, v in self._versions.items()}
+        readable = {number: read for number, read in every.items() if read is not None}
+        number = next(reversed(readable), None) if version is None else version
+        if number is None or (read := readable.get(number)) is None:
+            known = ", ".join(map(str, readable)) or "none"
             wanted = "a version" if version is None else f"version {version}"
-            raise WeightsError(f"{holder} requested {wanted}; available: {known}")
-        return self._lease(found, holder, reader)
+            what = wanted if weights_format == NATIVE else f"{wanted} in format {weights_format}"
+            raise WeightsError(f"{holder} requested {what}; available: {known}")
+        return self._lease(self._versions[number], holder, reader, read)
 
-    def _lease(self, version: WeightVersion, holder: str, reader: str = "") -> Lease:
-        lease = Lease(uuid.uuid4().hex, holder, version, self._clock() + self.lease_s, reader)
+    def _lease(
+        self,
+        version: WeightVersion,
+        holder: str,
+        reader: str = "",
+        read: WeightVersion | None = None,
+    ) -> Lease:
+        expires_s = self._clock() + self.lease_s
+        lease = Lease(uuid.uuid4().hex, holder, version, read or version, expires_s, reader)
         self._leases[lease.id] = lease
         return lease
 
@@ -202,7 +219,7 @@ class VersionTable:
         self._void = [v for v in self._void if v.paths in leased]
         for version in old:
             del self._versions[version.version]
-        gone = dict.fromkeys(path for version in (*void, *old) for path in version.paths)
+        gone = dict.fromkeys(path for version in (*void, *old) for path in version.all_paths)
         needed = self.paths
         return [path for path in gone if path not in needed]
 

@@ -27,6 +27,7 @@ def version_to_proto(version: WeightVersion) -> pb.Version:
         step=version.step,
         parts=map(_part_to_proto, version.parts),
         canary=None if version.canary is None else _canary_to_proto(version.canary),
+        converted=map(_part_to_proto, version.converted),
     )
 
 
@@ -39,7 +40,8 @@ def version_from_proto(message: pb.Version) -> WeightVersion:
     for name in ("version", "step"):
         if not 0 <= (number := getattr(message, name)) <= INT32_MAX:
             raise WeightsError(f"a weight version has {name} {number}")
-    for part in message.parts[: MOST_PARTS + 1]:  # with more it is rejected below
+    most = MOST_PARTS + 1  # with more it is rejected below
+    for part in (*message.parts[:most], *message.converted[:most]):
         if len(part.path) > _LONGEST_PATH or not part.path.isprintable():
             # No file system takes it, so that it could be neither read nor deleted.
             raise WeightsError(
@@ -50,8 +52,9 @@ def version_from_proto(message: pb.Version) -> WeightVersion:
         return WeightVersion(
             version=message.version,
             step=message.step,
-            parts=tuple(map(_part_from_proto, message.parts[: MOST_PARTS + 1])),
+            parts=tuple(map(_part_from_proto, message.parts[:most])),
             canary=_canary_from_proto(message) if message.HasField("canary") else None,
+            converted=tuple(map(_part_from_proto, message.converted[:most])),
         )
     except ValueError as error:
         raise WeightsError(f"version {message.version}: {error}") from error

@@ -19,7 +19,7 @@ from rlax_plugin.base.errors import RlaxError, WeightsError, WeightsUnwritableEr
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.files.run_files import file_at
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.base.types import NATIVE, SAFETENSORS, WeightVersion
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -156,7 +156,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         for memory, offered in list(self._offered.items()):
             if restart or offered.version < version.version:
                 del self._offered[memory]
-        for path in version.paths:
+        for path in version.all_paths:
             self._doomed.pop(path, None)
         self._doomed |= dict.fromkeys(retired)
         if self._published_in is not None and self._record is not None:
@@ -191,7 +191,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._closed:  # its successor will take it
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the parameter server is being ended")
         # Parts that are not needed any more are deleted: nothing else may ever be.
-        paths = (part.path for part in request.version.parts)
+        paths = (part.path for part in (*request.version.parts, *request.version.converted))
         place = {self._published_in}
         if (elsewhere := next((p for p in paths if not is_in(place, p)), None)) is not None:
             reason = (
@@ -222,9 +222,10 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireReply:
         wanted = None if request.version < 0 else request.version
+        weights_format = await self._format(request, context)
         try:
             holder = one_line(request.holder, _LONGEST_HOLDER)
-            lease = self._table.acquire(wanted, holder, reader=context.peer())
+            lease = self._table.acquire(wanted, holder, context.peer(), weights_format)
         except TooManyLeasesError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except WeightsError as error:
@@ -233,7 +234,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         return pb.AcquireReply(
             lease=lease.id,
             lease_s=self._table.lease_s,
-            version=version_to_proto(lease.version),
+            version=version_to_proto(lease.read),
         )
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
@@ -252,12 +253,21 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._watches >= MOST_WATCHES:
             reason = f"{MOST_WATCHES} watches are open, and no more are taken"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        self._counts(request.machine, 1)
+        weights_format = await self._format(request, context)
+        machine = request.machine if weights_format == NATIVE else ""  # no other is in memory
+        self._counts(machine, 1)
         try:
-            async for version in self._news(request.after, request.machine):
+            async for version in self._news(request.after, machine, weights_format):
                 yield version
         finally:
-            self._counts(request.machine, -1)
+            self._counts(machine, -1)
+
+    @staticmethod
+    async def _format(request: pb.AcquireRequest | pb.WatchRequest, context: Context) -> str:
+        if (name := request.format or NATIVE) not in (NATIVE, SAFETENSORS):
+            reason = f"no version has the format {one_line(name, _LONGEST_HOLDER)}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        return name
 
     def _counts(self, machine: str, more: int) -> None:
         self._watches += more
@@ -272,11 +282,14 @@ class ParameterServer(rpc.ParameterServerServicer):
             async for chunk in chunks:
                 yield chunk
 
-    async def _news(self, after: int, machine: str) -> AsyncIterator[pb.Version]:
+    async def _news(
+        self, after: int, machine: str, weights_format: str
+    ) -> AsyncIterator[pb.Version]:
         # Numbers grow except over a restart, so another number than the reader's is news to it.
         seen = offer = (self._restarts, after)
         while not self._closed:
             changed, latest = self._changed, self._table.latest
+            latest = None if latest is None else latest.of_format(weights_format)
             offered = self._offered.get(machine)
             if latest is not None and (self._restarts, latest.version) != seen:
                 seen = (self._restarts, latest.version)
@@ -301,8 +314,8 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     def _index_text(self) -> str:
         versions = self._table.versions
-        acquirable = {path for version in versions for path in version.paths}
-        void = (path for version in self._table.void for path in version.paths)
+        acquirable = {path for version in versions for path in version.all_paths}
+        void = (path for version in self._table.void for path in version.all_paths)
         ending = dict.fromkeys((*void, *self._doomed))
         return versions_to_json(versions, [path for path in ending if path not in acquirable])
 

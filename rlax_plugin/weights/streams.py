@@ -282,7 +282,7 @@ class FileStreams:
 
     async def _part(self, lease: str, name: str, context: Context) -> VersionPart:
         try:
-            version = self._table.lease(lease).version
+            version = self._table.lease(lease).read
         except WeightsError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise AssertionError from error  # abort raises

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import doors
 import grpc
@@ -19,6 +20,7 @@ from parameter_servers import (
 from waiting import eventually
 
 from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.base.types import SAFETENSORS, VersionPart
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.transport.doors import connect
@@ -163,3 +165,28 @@ async def test_leases_of_a_reader_and_watches_are_limited(monkeypatch):
             await stub.Watch(watching, timeout=LIMIT_S).read()
         watch.cancel()
         assert (await anext(other.watch())).version == 0
+
+
+async def test_a_reader_of_a_format_waits_for_a_version_that_has_it():
+    part = VersionPart("huggingface", "/w/1-huggingface", format=SAFETENSORS)
+    later = replace(version(1), converted=(part,))
+    async with serving(Deleted()) as (service, address), client_of(address) as native:
+        async with client_of(address, weights_format=SAFETENSORS) as reader:
+            first = asyncio.ensure_future(anext(aiter(reader.watch())))
+            await native.publish(version(1))
+            with pytest.raises(WeightsError, match=r"in format safetensors; .*: none"):
+                async with reader.acquire():
+                    pass
+            assert not first.done()
+            await native.publish(later)
+            assert await asyncio.wait_for(first, LIMIT_S) == later.of_format(SAFETENSORS)
+            async with reader.acquire() as own, native.acquire() as other:
+                assert (own.parts, other.parts) == ((part,), version(1).parts)
+        with pytest.raises(WeightsError, match="takes only what is directly in /w"):
+            elsewhere = replace(part, path="/etc")
+            await native.publish(replace(version(2), converted=(elsewhere,)))
+        async with client_of(address, weights_format="gguf") as reader:
+            with pytest.raises(WeightsError, match="no version has the format gguf"):
+                async with reader.acquire():
+                    pass
+    assert service.latest == later

@@ -42,6 +42,7 @@ from rlax_plugin.base.types.weights import (
     LONGEST_NAME,
     MOST_PARTS,
     NATIVE,
+    SAFETENSORS,
     Canary,
     Descent,
     MemoryCopy,

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ BASE = "base"
 """The part with the model's own variables."""
 NATIVE = "native"
 """The format of a part whose variables have the trainer's names and shapes."""
+SAFETENSORS = "safetensors"
+"""The format of a part whose path is a directory of ``*.safetensors`` files with the names, shapes
+and orientation of transformers' model."""
 MOST_PARTS = 128
 """Parts of one version, at most."""
 LONGEST_NAME = 32
@@ -160,25 +163,43 @@ class WeightVersion:
       step: completed training steps.
       parts: together every variable of the model that is neither cache nor RNG state.
       canary: log-probs that a worker must reproduce; None if the trainer computes none.
+      converted: the same weights in other formats, for engines that declare one of them
+        (``Capabilities.weights_format``). They may come later than the version.
 
     Raises:
-      ValueError: there are no parts or too many, or two share their name, path or a variable.
+      ValueError: there are no parts or too many, or two share their name, path or a variable; or a
+        converted part is ``native``.
     """
 
     version: int
     step: int
     parts: tuple[VersionPart, ...]
     canary: Canary | None = None
+    converted: tuple[VersionPart, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.parts) <= MOST_PARTS:
-            raise ValueError(f"a version has {len(self.parts)} parts, not 1 to {MOST_PARTS}")
-        names = [part.name for part in self.parts]
+        every = (*self.parts, *self.converted)
+        if not self.parts or len(every) > MOST_PARTS:
+            raise ValueError(f"a version has {len(every)} parts, not 1 to {MOST_PARTS}")
+        names = [part.name for part in every]
         variables = sum(len(part.tensors) for part in self.parts)
-        if not len(names) == len(set(names)) == len(set(self.paths)):
+        if not len(names) == len(set(names)) == len(set(self.all_paths)):
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
         if variables != len(self.tensors):
             raise ValueError(f"parts {', '.join(names)} share variables")
+        if any(part.format == NATIVE for part in self.converted):
+            raise ValueError(f"of parts {', '.join(names)} a converted one is {NATIVE}")
+
+    def of_format(self, name: str) -> WeightVersion | None:
+        """The version as an engine that reads this format is given it; None: it lacks the format.
+
+        Raises:
+          ValueError: two of its parts share a variable.
+        """
+        parts = self.parts
+        if name != NATIVE:
+            parts = tuple(part for part in self.converted if part.format == name)
+        return replace(self, parts=parts, converted=()) if parts else None
 
     @property
     def in_memory(self) -> bool:
@@ -192,8 +213,13 @@ class WeightVersion:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of its parts."""
+        """The paths of its parts, which tell it from another version of the same number."""
         return tuple(part.path for part in self.parts)
+
+    @property
+    def all_paths(self) -> tuple[str, ...]:
+        """The paths of its parts and of the converted ones."""
+        return tuple(part.path for part in (*self.parts, *self.converted))
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlax_plugin.base.text.harmless import hidden_character, one_line
-from rlax_plugin.base.types import SideSpec
+from rlax_plugin.base.types import NATIVE, SAFETENSORS, SideSpec
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -114,6 +114,7 @@ def to_proto(has: Capabilities) -> pb.Capabilities:
         resumes=has.resumes,
         scores=has.scores,
         stop_strings=has.stop_strings,
+        weights_format=has.weights_format,
         side={
             name: pb.SideChannel(dtype=one.dtype, trailing=one.trailing, over=one.over)
             for name, one in has.side.items()
@@ -134,6 +135,11 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
             raise ValueError(f"its {name} is {getattr(message, name)}")
     if len(message.side) > _MOST_SIDE_CHANNELS:
         raise ValueError(f"it declares {len(message.side)} side channels")
+    if (weights_format := message.weights_format or NATIVE) not in (NATIVE, SAFETENSORS):
+        shown = one_line(weights_format, _LONGEST_NAME)
+        raise ValueError(
+            f"its engine reads weights in the format '{shown}', expected {NATIVE} or {SAFETENSORS}"
+        )
     return Capabilities(
         slots=message.slots,
         vocabulary=message.vocabulary,
@@ -143,6 +149,7 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
         resumes=message.resumes,
         scores=message.scores,
         stop_strings=message.stop_strings,
+        weights_format=weights_format,
         side={name: _side(name, one) for name, one in message.side.items()},
     )
 

@@ -255,7 +255,12 @@ class Member:
         """Follows the weights of one trainer process; returns when it is replaced or gone."""
         self._restarted.clear()
         address, rpc_s = self._parameter_server, self._deadlines.rpc_s
-        client = ParameterServerClient(address, self._run.secret, rpc_s)
+        client = ParameterServerClient(
+            address,
+            self._run.secret,
+            rpc_s,
+            weights_format=self._engine.capabilities.weights_format,
+        )
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
