@@ -138,7 +138,12 @@ from rlax_plugin.training.objective.advantages import (
     reads_values,
 )
 from rlax_plugin.training.objective.arrays import ArraySpec
-from rlax_plugin.training.objective.batches import ARRAYS, device_arrays
+from rlax_plugin.training.objective.batches import (
+    ARRAYS,
+    DEMONSTRATED,
+    TEMPERATURE,
+    device_arrays,
+)
 from rlax_plugin.training.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,

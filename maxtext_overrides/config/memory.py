@@ -68,11 +68,12 @@ class TrainingMemory:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
+def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) -> TrainingMemory:
     """Returns the memory of the train state and the logits, by tracing the model's forward pass.
 
     Args:
       rounds: see ``rounding.version_dtypes``.
+      whole_rows: True if logits are computed for all positions, as with demonstrations.
 
     Raises:
       Exception: MaxText's own, for a model that it cannot build or call; see
@@ -86,7 +87,7 @@ def of_training(config: Config, rounds: bool = False) -> TrainingMemory:
     parameters, weights = nnx.filter_state(state, nnx.Param), published(state)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
-    positions = _logits_positions(config)
+    positions = int(config.max_target_length) if whole_rows else _logits_positions(config)
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
         weights=_bytes(weights),

@@ -41,6 +41,7 @@ from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.training.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.batches import DEMONSTRATED
 
 log = logging.getLogger("rlax.maxtext")
 
@@ -337,7 +338,9 @@ def extended(
     if config.rlax.batches.shared_prompts:
         shared_prompts.install(config.allow_untested)
     rl = objective is not None
-    positions = kept_positions.logits_per_row(config) if rl and "rl_mask" in arrays else None
+    # Of a demonstration any token may train.
+    keeps = rl and "rl_mask" in arrays and DEMONSTRATED not in arrays
+    positions = kept_positions.logits_per_row(config) if keeps else None
     extension = _Extension(train, config, events, arrays, rl, frozen_updates, positions)
     loss_fn = None
     if objective is not None:

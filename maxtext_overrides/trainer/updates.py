@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlax_plugin.training.objective.batches import DEMONSTRATED
 from rlax_plugin.training.objective.diagnostics import GAP_SUMS
 
 log = logging.getLogger("rlax.trainer")
@@ -40,7 +41,7 @@ class Updates:
         Each epoch distributes the rows again: sorted by their trained tokens, every
         ``mini_batches`` neighbours go to as many mini-batches at random. So all get about as many
         tokens, and each has some as long as at least ``mini_batches`` rows have some. With one
-        mini-batch the batch is unchanged.
+        mini-batch the batch is unchanged. Rows of demonstrations are distributed apart.
 
         Args:
           step: RL step, counts from 1; with ``seed`` and epoch it determines the order.
@@ -60,7 +61,10 @@ class Updates:
             rng = np.random.default_rng((self.seed, step, epoch))
             order_b = rng.permutation(len(batch["rl_mask"]))  # decides between equal rows
             tokens_b = batch["rl_mask"][order_b].sum(axis=1)
-            order_b = order_b[np.argsort(-tokens_b, kind="stable")]
+            shown_b = np.zeros_like(tokens_b)
+            if DEMONSTRATED in batch:
+                shown_b = batch[DEMONSTRATED][order_b].sum(axis=1)
+            order_b = order_b[np.lexsort((-shown_b, -tokens_b, shown_b > 0))]
             rows = rng.permuted(order_b.reshape(-1, self.mini_batches), axis=1)
             for rows_b in rows.T:
                 yield {name: array[rows_b] for name, array in batch.items()}

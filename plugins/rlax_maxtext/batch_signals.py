@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlax_maxtext.mixing import TERM, tempers, term
+from rlax_maxtext.options import MixedDemonstrations
 from rlax_plugin.api import (
     ARRAYS,
+    DEMONSTRATED,
+    TEMPERATURE,
     UPDATE_ARRAYS,
     ArraySpec,
     BuildContext,
@@ -60,6 +64,7 @@ class Training:
     Attributes:
       section: the config.
       parts: number of micro-batches of an update.
+      mixed: the demonstrations beside RL.
 
     Raises:
       ConfigError: see ``check_weight_is_known``.
@@ -69,6 +74,7 @@ class Training:
     slots: ObjectiveSlots
     signals: SignalChain
     parts: int
+    mixed: MixedDemonstrations
 
     def __post_init__(self) -> None:
         if self._needs_whole:
@@ -77,7 +83,21 @@ class Training:
     @property
     def _terms(self) -> Terms:
         """The terms of the loss beside the objective's sum."""
-        return own_terms(self.slots) | dict(self.signals.terms)
+        return own_terms(self.slots) | self._added_terms
+
+    @property
+    def _added_terms(self) -> Terms:
+        mixed = {TERM: term(self.mixed)} if self.mixed.added_rows else {}
+        return dict(self.signals.terms) | mixed
+
+    @property
+    def _mixed_arrays(self) -> dict[str, ArraySpec]:
+        if not self.mixed.added_rows:
+            return {}
+        found = {DEMONSTRATED: ARRAYS["rl_mask"]}
+        if tempers(self.section.rollouts.only_temperature):
+            found[TEMPERATURE] = ARRAYS["rl_advantages"]
+        return found
 
     @property
     def _needs_whole(self) -> bool:
@@ -100,9 +120,9 @@ class Training:
     @property
     def of_loop(self) -> dict[str, Any]:
         """Arguments of ``run_train_loop``."""
-        terms = self.signals.terms
+        terms = self._added_terms
         return {
-            "arrays": device_arrays(self.section) | self.signals.device_arrays,
+            "arrays": device_arrays(self.section) | self.signals.device_arrays | self._mixed_arrays,
             "objective": make_loss(self.slots, terms),
             "outputs": {name for term in terms.values() for name in term.outputs},
             "frozen_updates": self.signals.warm_up_steps * self.slots.updates_per_step,

@@ -13,11 +13,14 @@ from rlax_maxtext.config_agreement import (
     Demonstrations,
     check_examples,
     check_shapes,
+    demonstrations,
     given_config,
 )
 from rlax_maxtext.options import (
     DATA,
     HUGE_LEARNING_RATE,
+    MIXED,
+    MixedDemonstrations,
     TrainerOptions,
     WarmStart,
     check_directory,
@@ -56,10 +59,12 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         slots = resolve(section, context.part)
         if config.gradient_accumulation_steps > 1 and own_terms(slots):
             check_weight_is_known(slots)
-        devices = _devices(config, section)
+        rows = section.batch_rows + options.demonstrations.added_rows
+        devices = _devices(config, section, rows)
         from maxtext_overrides.config import memory
 
-        needed = memory.of_training(config, section.weights.rounded)
+        whole_rows = bool(options.demonstrations.added_rows)
+        needed = memory.of_training(config, section.weights.rounded, whole_rows)
         ignored = list(_check_first_weights(config, needed))
     warm = options.warm_start
     if warm.enabled:
@@ -69,8 +74,11 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     check_vocabulary(config, context)
     if data is not None:
         check_tokenizer(config, data.source.tokenizer, data.name, DATA)
+    mixed = _check_mixed(config, context, options.demonstrations)
     return CheckResult(
-        says=_says(config, section, needed.parameters, devices) | _says_of_start(warm, data),
+        says=_says(config, section, needed.parameters, devices, rows)
+        | _says_of_start(warm, data)
+        | mixed,
         memory=_memory(config, context, warm, needed, devices),
         warnings=[
             *_warnings(config, section, options, without_effect(config, given)),
@@ -111,19 +119,20 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
         yield found[0], f"has {names[0]}{more}, which the model of this config lacks"
 
 
-def _devices(config: Config, section: RlaxSection) -> int:
+def _devices(config: Config, section: RlaxSection, rows: int) -> int:
     """The number of devices that the batch is made for."""
     mini_batches = section.objective.mini_batches
     held = config.per_device_batch_size * config.gradient_accumulation_steps * mini_batches
-    devices, rest = divmod(section.batch_rows, held)
+    devices, rest = divmod(rows, held)
     if rest:
         raise ConfigError(
             "per_device_batch_size",
             config.per_device_batch_size,
             f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} x "
             f"rlax.objective.mini_batches = {mini_batches} is {held:g}, and the "
-            f"{section.batch_rows} rows of a batch (rlax.batches.rows, or groups_per_step * "
-            "group_size of rlax.rollouts) must be a multiple of it: times the number of devices",
+            f"{rows} rows of a batch (rlax.batches.rows, or groups_per_step * group_size of "
+            "rlax.rollouts, and rlax.trainer.demonstrations.rows) must be a multiple of it: times "
+            "the number of devices",
         )
     return int(devices)
 
@@ -180,10 +189,12 @@ def check_tokenizer(config: Config, tokenizer: Tokenizer, source: str, key: str)
         )
 
 
-def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -> dict[str, str]:
+def _says(
+    config: Config, section: RlaxSection, parameters: int, devices: int, rows: int
+) -> dict[str, str]:
     name = config.model_name if config.model_name != "default" else config.decoder_block.value
     parts = config.gradient_accumulation_steps
-    rows = section.batch_rows // section.objective.mini_batches
+    rows //= section.objective.mini_batches
     return {
         "model": f"{name}, {parameters:,} parameters; weights {config.weight_dtype}, arithmetic "
         f"{config.dtype}",
@@ -214,6 +225,22 @@ def _says_of_start(warm: WarmStart, data: Demonstrations | None) -> dict[str, st
         "warm start": f"supervised, at most {warm.most_steps:,} steps, until pass@1 on held-out "
         f"problems is {warm.pass_at_1_from:g}; {below}"
     }
+
+
+def _check_mixed(
+    config: Config, context: BuildContext, options: MixedDemonstrations
+) -> dict[str, str]:
+    """Reads the demonstrations beside RL; returns what is said of them.
+
+    Raises:
+      ConfigError, RlaxError: see ``demonstrations``.
+    """
+    if options.data is None:
+        return {}
+    data = demonstrations(context, options)
+    check_tokenizer(config, data.source.tokenizer, data.name, f"{MIXED}.data")
+    rows = f"{options.rows} rows in each batch, weight {options.weight:g}"
+    return {"demonstrations beside RL": f"{data}, {rows}"}
 
 
 def _memory(

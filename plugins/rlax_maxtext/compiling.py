@@ -38,12 +38,14 @@ def compile_programs(
     given, slots = given_config(context), resolve(context.section, context.part)
     with passed_on(given):
         config = load(given, **topology.keys(target.topology))
-        check_rows(config, context.section)
+        check_rows(config, context.section, options.demonstrations.added_rows)
         check_shapes(config, context.section)
         signals = signals_of(context, slots, dict)
         slots = replace(slots, steps=config.steps // context.section.objective.updates_per_step)
         parts = config.gradient_accumulation_steps
-        training = Training(context.section, slots, signals, parts=parts)
+        training = Training(
+            context.section, slots, signals, parts=parts, mixed=options.demonstrations
+        )
         target.progress("train step")
         yield compile_train_step(
             config,

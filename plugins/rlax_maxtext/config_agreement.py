@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlax_maxtext.options import DATA, WarmStart, has_ended, of_data
+from rlax_maxtext.options import DATA, MIXED, MixedDemonstrations, WarmStart, has_ended, of_data
 from rlax_plugin.api import (
     BuildContext,
     ConfigError,
@@ -64,7 +64,7 @@ def answered_prompts(context: BuildContext) -> PromptSource:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """The demonstrations of a supervised training.
+    """The demonstrations of a supervised training, or of one beside RL.
 
     Attributes:
       name: of their source.
@@ -83,22 +83,25 @@ class Demonstrations:
         return f"{len(self.train):,} demonstrations" + (f" (left out: {left_out})" * bool(left_out))
 
 
-def demonstrations(context: BuildContext, warm: WarmStart) -> Demonstrations:
+def demonstrations(
+    context: BuildContext, options: WarmStart | MixedDemonstrations
+) -> Demonstrations:
     """Reads the demonstrations that the config names; the first time takes as long as their data.
 
     Raises:
       ConfigError: they cannot be read, or cannot be trained on; names the file and the row.
       RlaxError: they cannot be prepared.
     """
-    assert warm.data is not None
-    with of_data():
-        source = context.part("prompt_source", warm.data, DATA)
+    assert options.data is not None
+    key = DATA if isinstance(options, WarmStart) else f"{MIXED}.data"
+    with of_data(key):
+        source = context.part("prompt_source", options.data, key)
         if not isinstance(source, DatasetSource):
             reason = "must be a source over a data set, such as jsonl, parquet, hf or tfds"
-            raise ConfigError(f"{DATA}.name", warm.data.name, reason)
-        source = source.of_demonstrations(warm.turns, context.section.row_tokens + 1)
+            raise ConfigError(f"{key}.name", options.data.name, reason)
+        source = source.of_demonstrations(options.turns, context.section.row_tokens + 1)
         held_out = source.prompts(_HELD_OUT) if _HELD_OUT in source.splits else None
-        return Demonstrations(warm.data.name, source, source.prompts("train"), held_out)
+        return Demonstrations(options.data.name, source, source.prompts("train"), held_out)
 
 
 def check_examples(context: BuildContext, warm: WarmStart) -> Demonstrations | None:
@@ -115,13 +118,16 @@ def check_examples(context: BuildContext, warm: WarmStart) -> Demonstrations | N
     return None
 
 
-def check_rows(config: Any, section: RlaxSection) -> None:
+def check_rows(config: Any, section: RlaxSection, added: int) -> None:
     """Checks that MaxText's keys give the rows of a batch on the available devices.
+
+    Args:
+      added: rows of demonstrations.
 
     Raises:
       ConfigError: they do not; the message says what would be right.
     """
-    rows, mini_batches = section.batch_rows, section.objective.mini_batches
+    rows, mini_batches = section.batch_rows + added, section.objective.mini_batches
     if config.global_batch_size_to_train_on * mini_batches == rows:
         return
     devices, passes = config.num_target_devices, config.gradient_accumulation_steps
@@ -131,7 +137,8 @@ def check_rows(config: Any, section: RlaxSection) -> None:
         config.per_device_batch_size,
         f"times {devices} devices x gradient_accumulation_steps = {passes} x "
         f"rlax.objective.mini_batches = {mini_batches} must equal the {rows} rows of a batch "
-        "(rlax.batches.rows, or rlax.rollouts.groups_per_step * group_size): "
+        "(rlax.batches.rows, or rlax.rollouts.groups_per_step * group_size"
+        f"{f', and {added} of demonstrations' * bool(added)}): "
         + ("no value satisfies this; change the rows" if rest else f"set it to {right}"),
     )
 

@@ -43,7 +43,7 @@ from rlax_plugin.api import (
 _PLAN_RECORD = "demonstrations.json"
 _METRICS = "metrics.json"
 
-_Plan = dict[str, Any]
+Plan = dict[str, Any]
 """Digest and number of the demonstrations, and the options that the order of rows depends on."""
 
 
@@ -66,6 +66,7 @@ class Epochs:
       batch_rows: rows of a step.
       epochs: number of epochs.
       seed: of their order.
+      most_steps: the steps that are needed; later epochs are left out. None: all.
 
     Attributes:
       steps: number of steps of all epochs.
@@ -80,10 +81,13 @@ class Epochs:
         batch_rows: int,
         epochs: int,
         seed: int,
+        most_steps: int | None = None,
     ):
         self._batch_rows, self._epochs = batch_rows, []
         self.steps = 0
         for epoch in range(epochs):
+            if most_steps is not None and self.steps >= most_steps:
+                break
             order_n = np.random.default_rng((seed, epoch)).permutation(len(positions_n))
             begins, used, held = [0], 0, 0
             for place, index in enumerate(order_n.tolist()):
@@ -105,7 +109,8 @@ class Epochs:
         return found + [[] for _ in range(self._batch_rows - len(found))]
 
 
-def _read(table: PromptTable, indices: Sequence[int]) -> list[Demonstration]:
+def read(table: PromptTable, indices: Sequence[int]) -> list[Demonstration]:
+    """Returns demonstrations of a table."""
     return [Demonstration(table[index].tokens.tolist(), table.spans_at(index)) for index in indices]
 
 
@@ -137,14 +142,19 @@ class _Metrics:
             self._files.put_json(_METRICS, {"loss": self._loss, "held_out": self._held_out})
 
 
-def _plan(section: RlaxSection, length: int, warm: WarmStart, data: Demonstrations) -> _Plan:
-    """What decides the rows and the updates of a step; more epochs or steps only go on behind."""
+def plan_of(
+    section: RlaxSection, length: int, options: Mapping[str, Any], table: PromptTable
+) -> Plan:
+    """What decides the rows and the updates of a step; more epochs or steps only go on behind.
+
+    Args:
+      options: dotted key -> value, those of the training itself.
+    """
     return {
-        "digest": data.train.digest,
-        "demonstrations": len(data.train),
+        "digest": table.digest,
+        "demonstrations": len(table),
         "options": {
-            f"{KEY}.warm_start.batch_rows": warm.batch_rows,
-            f"{KEY}.warm_start.learning_rate": warm.learning_rate,
+            **options,
             "rlax.batches.sequences_per_row": section.batches.sequences_per_row,
             "rlax.seed": section.seed,
             "max_target_length": length,
@@ -152,36 +162,39 @@ def _plan(section: RlaxSection, length: int, warm: WarmStart, data: Demonstratio
     }
 
 
-def _check_plan(files: RunFiles, plan: _Plan, name: str, completed: int) -> None:
+def check_plan(
+    files: RunFiles, record: str, plan: Plan, key: str, name: str, completed: int
+) -> None:
     """Compares with the plan that an interrupted training began with; records that of a new one.
 
     Args:
-      name: of the source of demonstrations.
+      record: the plan's file.
+      key, name: of the source of demonstrations.
       completed: steps that are trained already.
 
     Raises:
       ConfigError: the data or an option is another one, so the next steps would not follow those
         that are trained.
     """
-    known = files.get_json(_PLAN_RECORD) if completed else None
+    known = files.get_json(record) if completed else None
     if known is None:  # nothing is trained yet, so whatever was recorded binds nobody
         if jax.process_index() == 0:
-            files.put_json(_PLAN_RECORD, plan)
+            files.put_json(record, plan)
         return
-    for key, value in plan["options"].items():
-        if (before := known["options"].get(key)) != value:
+    for option, value in plan["options"].items():
+        if (before := known["options"].get(option)) != value:
             reason = (
                 f"was {before} when this training on demonstrations began, of which {completed} "
                 "steps are trained: restore it, or choose another run_name"
             )
-            raise ConfigError(key, value, reason)
+            raise ConfigError(option, value, reason)
     if any(known[key] != plan[key] for key in ("digest", "demonstrations")):
         reason = (
             f"has other demonstrations than when this training began ({plan['demonstrations']:,} "
             f"instead of {known['demonstrations']:,}, or others of the same number): restore the "
             "data, or choose another run_name"
         )
-        raise ConfigError(DATA, name, reason)
+        raise ConfigError(key, name, reason)
 
 
 def _held_out_loss(
@@ -190,7 +203,7 @@ def _held_out_loss(
     """A function that measures the mean loss of held-out tokens; None if none are held out."""
     if table is None:
         return None
-    examples = _read(table, range(min(most, len(table))))
+    examples = read(table, range(min(most, len(table))))
     arrays = laid_out([[one] for one in examples], config.max_target_length, pad_id)
     logprobs = AnswerLogprobs(arrays, 1.0, rows_at_once(config, len(examples)))
     tokens = int(np.count_nonzero(arrays["targets_segmentation"]))
@@ -240,7 +253,10 @@ def train(
     steps = epochs.steps if warm.steps is None else min(warm.steps, epochs.steps)
     period = rl_config.checkpoint_period if rl_config.enable_checkpointing else steps + 1
     config = configured(given, rl_config, warm, steps, max(1, period))
-    plan = _plan(section, length, warm, data)
+    own = {
+        f"{KEY}.warm_start.{name}": getattr(warm, name) for name in ("batch_rows", "learning_rate")
+    }
+    plan = plan_of(section, length, own, table)
     held_out, metrics = (
         _held_out_loss(data.held_out, warm.problems, pad_id, config),
         _Metrics(files),
@@ -254,13 +270,13 @@ def train(
 
     def on_start(loop: Loop) -> None:
         started.append(loop)
-        _check_plan(files, plan, data.name, loop.completed)
+        check_plan(files, _PLAN_RECORD, plan, DATA, data.name, loop.completed)
         metrics.continue_from(loop.completed)
         if loop.completed >= steps:  # killed between the last checkpoint and the record
             record(loop.completed)
 
     def batches(step: int) -> dict[str, np.ndarray]:
-        return laid_out([_read(table, row) for row in epochs.rows(step)], length, pad_id)
+        return laid_out([read(table, row) for row in epochs.rows(step)], length, pad_id)
 
     def before_checkpoint(step: int) -> None:
         nonlocal is_saved

@@ -20,13 +20,16 @@ from rlax_plugin.api import (
     PathText,
     PositiveInt,
     RunFiles,
+    Scheduled,
     Section,
     check_readable,
 )
 
 KEY = "rlax.trainer"
 DATA = f"{KEY}.warm_start.data"
-"""Key of the demonstrations."""
+"""Key of the demonstrations before RL."""
+MIXED = f"{KEY}.demonstrations"
+"""Key of those beside RL; their data is the key below."""
 WARM_START_FOLDER = f"{PREPARED}/warm_start"
 """Folder of a run for its own warm start."""
 RECORD = "warm_start.json"
@@ -149,14 +152,53 @@ class WarmStart(Section):
         return self
 
 
+class MixedDemonstrations(Section):
+    """Demonstrations that train beside RL, in rows of their own in every batch.
+
+    To the loss of each update is added weight x the mean of - log pi over the trained tokens of its
+    demonstrations.
+    """
+
+    data: Choice | None = Field(
+        default=None,
+        description="demonstrations that train in the same updates as RL, a source as "
+        "warm_start.data is; null: none",
+    )
+    turns: Literal["all", "last"] = Field(
+        default="all", description="the assistant's messages of data that train, as of warm_start"
+    )
+    rows: PositiveInt = Field(
+        default=8,
+        description="rows of demonstrations in a batch, beside those of RL; each has up to "
+        "rlax.batches.sequences_per_row. A multiple of rlax.objective.mini_batches",
+    )
+    weight: Scheduled[Annotated[float, Field(ge=0)]] = Field(
+        default=0.1, description="factor of the mean loss of their tokens, or a schedule of it"
+    )
+
+    @property
+    def added_rows(self) -> int:
+        """Number of rows that a batch of RL has more."""
+        return 0 if self.data is None else self.rows
+
+    @model_validator(mode="after")
+    def _of_data(self) -> MixedDemonstrations:
+        for option in ("turns", "rows", "weight") if self.data is None else ():
+            if option in self.model_fields_set:
+                reason = "needs demonstrations.data, the demonstrations"
+                raise ConfigError(f"demonstrations.{option}", getattr(self, option), reason)
+        return self
+
+
 class TrainerOptions(Section):
     """Trains with MaxText's own training loop.
 
     warm_start is a supervised training before RL, on demonstrations (data) or on right answers,
-    which stops as soon as pass@1 is in a given range.
+    which stops as soon as pass@1 is in a given range. demonstrations train beside RL.
     """
 
     warm_start: WarmStart = WarmStart()
+    demonstrations: MixedDemonstrations = MixedDemonstrations()
     allow_untested: bool = Field(
         default=False,
         description="true: run although the installed source of MaxText differs from the tested "
@@ -219,11 +261,18 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
         check_directory(warm, context)
     if warm.enabled and warm.data is not None and not warm.directory:
         try:
-            with of_data():
+            with of_data(DATA):
                 context.check_part("prompt_source", warm.data, DATA)
         except ConfigError:
             if not has_ended(context):
                 raise
+    if (mixed := options.demonstrations).data is not None:
+        mini_batches = context.section.objective.mini_batches
+        if mixed.rows % mini_batches:
+            reason = f"must be a multiple of rlax.objective.mini_batches = {mini_batches}"
+            raise ConfigError(f"{MIXED}.rows", mixed.rows, reason)
+        with of_data(f"{MIXED}.data"):
+            context.check_part("prompt_source", mixed.data, f"{MIXED}.data")
     tokenizer = str(context.maxtext.get("tokenizer_path") or "")
     named = context.maxtext.get("tokenizer_type") == "huggingface" and tokenizer.startswith("/")
     if named and not Path(tokenizer).exists():
@@ -235,7 +284,7 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
 
 
 @contextmanager
-def of_data() -> Iterator[None]:
+def of_data(data_key: str) -> Iterator[None]:
     """Names the key of the demonstrations where a source of prompts names its own."""
     try:
         yield
@@ -243,7 +292,7 @@ def of_data() -> Iterator[None]:
         place, own = error.key.removeprefix("split of "), "rlax.prompt_source"
         if not place.startswith(own):
             raise
-        key = f"{DATA}{place.removeprefix(own)}"
+        key = f"{data_key}{place.removeprefix(own)}"
         raise ConfigError(key, error.value, error.reason, error.others) from None
 
 

@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from maxtext_overrides.trainer.train_loop import Loop
 
 
-def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
+def join(context: BuildContext, given: ResolvedConfig, added_rows: int) -> ResolvedConfig:
     """Gives this process its devices, and connects it to the other hosts; before JAX is used.
+
+    Args:
+      added_rows: rows of a batch beside those of RL.
 
     Returns:
       The config that MaxText gets.
@@ -56,7 +59,7 @@ def join(context: BuildContext, given: ResolvedConfig) -> ResolvedConfig:
 
     place, section = context.hosts, context.section
     if given.maxtext.get("hardware") == "cpu":
-        count = _devices(given, section)
+        count = _devices(given, section, added_rows)
         if place is not None:
             if count % place.count:
                 reason = f"must divide the {count} devices for which the config makes its batches"
@@ -86,7 +89,7 @@ def _was_on_hosts(context: BuildContext) -> bool:
     return bool(record and record.get("hosts"))
 
 
-def _devices(given: ResolvedConfig, section: RlaxSection) -> int:
+def _devices(given: ResolvedConfig, section: RlaxSection, added_rows: int) -> int:
     """The number of devices for which a config makes its batches; at least 1."""
     from maxtext_overrides.config.loading import default_of
 
@@ -94,7 +97,8 @@ def _devices(given: ResolvedConfig, section: RlaxSection) -> int:
     for key in ("per_device_batch_size", "gradient_accumulation_steps"):
         rows *= float(given.maxtext.get(key, default_of(key)))
     # What is no whole number is reported where rows are checked.
-    return max(1, int(section.batch_rows // max(1.0, rows * section.objective.mini_batches)))
+    per_device = max(1.0, rows * section.objective.mini_batches)
+    return max(1, int((section.batch_rows + added_rows) // per_device))
 
 
 class Orders:

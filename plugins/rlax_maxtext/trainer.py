@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlax_maxtext.config_agreement import (
+    Demonstrations,
     answered_prompts,
     check_examples,
     check_rows,
@@ -18,7 +19,7 @@ from rlax_maxtext.config_agreement import (
     given_config,
     trains,
 )
-from rlax_maxtext.options import DATA, TrainerOptions, WarmStart, check_directory
+from rlax_maxtext.options import DATA, MIXED, TrainerOptions, WarmStart, check_directory
 from rlax_maxtext.several_hosts import Obedient, Orders, join
 from rlax_plugin.api import (
     ARRAYS,
@@ -32,6 +33,7 @@ from rlax_plugin.api import (
     Publication,
     ResolvedConfig,
     RlaxSection,
+    RunFiles,
     Trainer,
     TrainerPort,
     TrainingError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from maxtext_overrides.trainer.train_loop import Loop
     from rlax_maxtext.batch_signals import Training
+    from rlax_maxtext.mixing import MixedRows
 
 log = logging.getLogger("rlax.trainer")
 _IMPORTING = "importing MaxText and reading its config"
@@ -136,6 +139,10 @@ class MaxTextTrainer(Trainer):
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         if self._descent is None:
             check_examples(self._context, self.warm_start())
+        mixed = self._options.demonstrations
+        examples = None
+        if mixed.data is not None and trains(self._context):
+            examples = demonstrations(self._context, mixed)
         port.waits(_IMPORTING, _IMPORT_S)
         from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError
@@ -149,6 +156,7 @@ class MaxTextTrainer(Trainer):
         publish = self._publisher(port)
         training = self._training(config)
         signals = training.signals
+        mixed_rows = self._mixed_rows(config, examples)
         given = given_config(self._context)
         model = MaxTextView(config, self._section.rollouts.only_temperature, orders, given)
         running: Loop | None = None
@@ -158,6 +166,13 @@ class MaxTextTrainer(Trainer):
             running = loop
             model.show(loop)
             signals.start(model, loop.completed)
+            if mixed_rows is not None:
+                replays = self._context.replays
+                mixed_rows.start(
+                    RunFiles(f"{self._context.run_url}/{PREPARED}"),
+                    loop.completed,
+                    RunFiles(f"{replays}/{PREPARED}") if replays else None,
+                )
             orders.all("started")
             publish(loop)
             _stop_unless(trains(self._context))
@@ -166,7 +181,8 @@ class MaxTextTrainer(Trainer):
             batch = port.next_batch(step)
             assert running is not None, "a loop starts before it asks for a batch"
             model.show(running)
-            return signals.complete(model, step, batch)
+            completed = signals.complete(model, step, batch)
+            return completed if mixed_rows is None else mixed_rows.added(step, completed)
 
         def before_checkpoint(step: int) -> None:
             signals.save(step)
@@ -177,7 +193,8 @@ class MaxTextTrainer(Trainer):
 
             publish(loop)  # dispatched first: it runs while the metrics are waited for
             found = jax.device_get(dict(metrics))
-            port.step_done(loop.completed, signals.metrics | found)
+            mixed = {} if mixed_rows is None else mixed_rows.metrics
+            port.step_done(loop.completed, signals.metrics | mixed | found)
 
         def place(arrays: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
             assert running is not None, "a loop starts before it gets arrays"
@@ -255,7 +272,20 @@ class MaxTextTrainer(Trainer):
         slots = replace(resolve(self._section, self._context.part), steps=steps)
         signals = signals_of(self._context, slots, self.checkpoints)
         parts = config.gradient_accumulation_steps
-        return Training(self._section, slots, signals, parts=parts)
+        mixed = self._options.demonstrations
+        return Training(self._section, slots, signals, parts=parts, mixed=mixed)
+
+    def _mixed_rows(self, config: Any, examples: Demonstrations | None) -> MixedRows | None:
+        """What adds demonstrations to the batches; None without any."""
+        if examples is None:
+            return None
+        from rlax_maxtext.checking import check_tokenizer
+        from rlax_maxtext.mixing import MixedRows
+
+        check_tokenizer(config, examples.source.tokenizer, examples.name, f"{MIXED}.data")
+        log.info("beside RL: %s", examples)
+        steps = config.steps // self._section.objective.updates_per_step
+        return MixedRows(self._section, self._options.demonstrations, examples, steps)
 
     def _initialized(self, port: TrainerPort, orders: Orders) -> Any:
         """MaxText's config of a training; runs the warm start, if the config has one.
@@ -304,9 +334,10 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer import first_weights
         from rlax_maxtext.checking import check_vocabulary
 
-        given = join(self._context, given_config(self._context))
+        added = self._options.demonstrations.added_rows
+        given = join(self._context, given_config(self._context), added)
         config = initialize(given, **self.first_weights())
-        check_rows(config, self._section)
+        check_rows(config, self._section, added)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
         self.vocabulary = int(config.vocab_size)
@@ -406,7 +437,11 @@ class MaxTextTrainer(Trainer):
 
         port.waits("reading the checkpoint", _BUILD_S)
         config = initialize(
-            join(self._context, given_config(self._context)),
+            join(
+                self._context,
+                given_config(self._context),
+                self._options.demonstrations.added_rows,
+            ),
             base_output_directory=str(self._context.run_dir),
             run_name="restored",
             load_full_state_path=items(self._context.run_url, name),

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_DEMONSTRATIONS = ".trainer.warm_start.data"  # a prompt source by another name
+# Prompt sources by another name.
+_DEMONSTRATIONS = (".trainer.warm_start.data", ".trainer.demonstrations.data")
 Warn = Callable[[str, str], object]
 """Called with a config key and a sentence."""
 _Change = Callable[[str, str, bool], str]

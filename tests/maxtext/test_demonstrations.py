@@ -13,7 +13,7 @@ from data_sets import prepare_here, write_lines
 from flax import nnx
 from rlax_maxtext import demonstrations, supervised
 from rlax_maxtext.config_agreement import demonstrations as read_demonstrations
-from rlax_maxtext.options import TrainerOptions
+from rlax_maxtext.options import DATA, TrainerOptions
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
@@ -116,23 +116,28 @@ def test_a_training_that_continues_names_what_has_changed(tmp_path, monkeypatch,
         _, _, warm, context = given(tmp_path, *argv, **options)
         data = read_demonstrations(context, warm)
         section = context.section
-        return demonstrations._plan(section, section.row_tokens, warm, data)
+        names = ("batch_rows", "learning_rate")
+        own = {f"rlax.trainer.warm_start.{name}": getattr(warm, name) for name in names}
+        return demonstrations.plan_of(section, section.row_tokens, own, data.train)
+
+    def check(files, plan, name, completed):
+        demonstrations.check_plan(files, "plan.json", plan, DATA, name, completed)
 
     files = RunFiles(tmp_path / "prepared")
     first = plan_of()
-    demonstrations._check_plan(files, first, "jsonl", 0)
-    demonstrations._check_plan(files, first, "jsonl", 3)
+    check(files, first, "jsonl", 0)
+    check(files, first, "jsonl", 3)
     changed = plan_of(count=25) if value is None else plan_of(f"{key}={value}")
     if key == "rlax.rollouts.max_new_tokens":
         key = "max_target_length"
     with pytest.raises(ConfigError) as refused:
-        demonstrations._check_plan(files, changed, "jsonl", 3)
+        check(files, changed, "jsonl", 3)
     assert refused.value.key == key
     began = "than when this training began" if value is None else "when this training on"
     assert began in refused.value.reason
     # A training without a trained step follows what is given now.
-    demonstrations._check_plan(files, changed, "jsonl", 0)
-    demonstrations._check_plan(files, changed, "jsonl", 1)
+    check(files, changed, "jsonl", 0)
+    check(files, changed, "jsonl", 1)
 
 
 def plain_loss(params, rest, graph, examples):
@@ -164,7 +169,7 @@ def test_loss_and_gradient_are_those_of_a_plain_loop_packed_and_padded(tmp_path,
     constant = ("learning_rate_final_fraction=1.0", *PACKED)
     _, _, warm, context = given(tmp_path, *descent, *constant)
     table = read_demonstrations(context, warm).train
-    examples = demonstrations._read(table, range(7))
+    examples = demonstrations.read(table, range(7))
     padded = [[one] for one in examples[:7]] + [[]]
     packed = [examples[:3], examples[3:7]] + [[]] * 6
     assert all(sum(len(one.tokens) - 1 for one in row) <= LENGTH for row in packed)

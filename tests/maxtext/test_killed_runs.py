@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from data_sets import write_lines
 from processes import finished, process
 from runs import Run, digests, free_port, lines
 
@@ -26,6 +27,7 @@ STEPS = 8
 # Of a step; mini-batches are dealt out by chance, which must be the same chance in each process.
 UPDATES = 2
 ROWS, LENGTH = 16, 32
+SHOWN_ROWS, SHOWN = 4, 20
 RESTORING = "restoring from this run's directory step"
 IMPORTS = "imports.log"
 # What MaxText and its libraries would import, and nothing here needs.
@@ -38,7 +40,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ci]
 def settings(directory: Path) -> tuple[str, ...]:
     """Many parts at once: two updates of packed rows, pi_old by the trainer, a reference, a critic.
 
-    The temperature, a bound and the coefficient of the KL change from step to step.
+    The temperature, a bound and the coefficient of the KL change from step to step, as does the
+    weight of the demonstrations beside RL.
 
     Each answer is an expression to calculate, and the policy answers once more behind its value.
     """
@@ -48,12 +51,18 @@ def settings(directory: Path) -> tuple[str, ...]:
         "{name: sequence_mask, low: 0.99, high: 1.01}",
         "{name: veto}",
     )
+    lines = [{"prompt": f"{n}+{n}=", "completion": f"{2 * n}"} for n in range(SHOWN)]
+    data = write_lines(directory / "shown.jsonl", lines)
+    tokenizer = "plugins/rlax_arithmetic/tokenizer_files"
+    shown = f"{{name: jsonl, path: {data}, tokenizer: {tokenizer}, chat: false}}"
+    weight = "{from: 0.5, to: 0.1, steps: 4}"
     return (
+        f"rlax.trainer.demonstrations={{data: {shown}, rows: {SHOWN_ROWS}, weight: {weight}}}",
         f"base_output_directory={directory}",
         f"dump_hlo_local_dir={directory}/dumped",  # where XLA would dump programs, unasked
         f"steps={UPDATES * STEPS}",
         f"rlax.objective.mini_batches={UPDATES}",
-        f"per_device_batch_size={ROWS // UPDATES}",
+        f"per_device_batch_size={(ROWS + SHOWN_ROWS) // UPDATES}",
         f"max_target_length={LENGTH}",
         'rlax.environment={name: calculator, begin: "", end: ""}',
         "rlax.episodes={max_turns: 2, max_tokens: 24}",
@@ -160,6 +169,16 @@ def test_what_changes_from_step_to_step_is_reported(undisturbed):
     assert (first, second) == pytest.approx((0.04, 0.038), rel=1e-6)
     assert steps[0]["objective/kl_of_target"] == pytest.approx(0, abs=1e-6)
     assert len({step["objective/kl_coefficient"] for step in steps}) == STEPS
+
+
+def test_demonstrations_train_beside_rl_and_are_counted_apart(undisturbed):
+    steps = lines(undisturbed / "metrics.jsonl")
+    assert [step["demonstrations/count"] for step in steps] == [8, 8, 4] * 2 + [8, 8]
+    assert all(step["demonstrations/tokens"] >= 8 for step in steps)
+    losses = [step["objective/demonstration_loss"] for step in steps]
+    assert losses[0] > losses[-1] > 0
+    weights = [step["schedule/trainer.demonstrations.weight"] for step in steps]
+    assert weights[:5] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_episodes_of_two_turns_are_generated_as_the_trainer_scores_them(undisturbed):

@@ -29,6 +29,7 @@ from rlax_plugin.training.objective import diagnostics
 from rlax_plugin.training.objective.batches import positions_taken
 
 _MOST_REWARD_METRICS = 32  # a reward may invent names
+_OF_TRAINER = ("learning/", "demonstrations/")
 
 
 @dataclass(slots=True)
@@ -200,7 +201,7 @@ def step_metrics(
     for key, schedule in schedules.items():
         metrics[f"schedule/{key.removeprefix('rlax.')}"] = schedule.at(done.step)
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
-    metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
+    metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith(_OF_TRAINER)}
     return metrics
 
 

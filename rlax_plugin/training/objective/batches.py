@@ -72,6 +72,8 @@ TEMPERATURE = "rl_temperature"
 
 Only in the batches of a run whose ``rlax.rollouts.temperature`` is a schedule.
 """
+DEMONSTRATED = "rl_demonstrated"
+"""int32, 1 where a token of a demonstration beside RL trains; a trainer adds it with their rows."""
 TOKEN_REWARDS = "rl_token_rewards"
 """float64, reward given at a token.
 
@@ -111,10 +113,10 @@ def temperature_of(data: Mapping[str, Any], only: float | None) -> Any:
     """Returns the divisor of the logits: a number, or [rows, length], one for each token.
 
     Args:
-      data: arrays of a batch.
+      data: arrays of a batch; ``TEMPERATURE`` counts if it is there.
       only: ``Rollouts.only_temperature``.
     """
-    return data[TEMPERATURE] if only is None else only
+    return data[TEMPERATURE] if only is None or TEMPERATURE in data else only
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:

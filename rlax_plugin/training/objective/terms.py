@@ -17,9 +17,9 @@ _SUM, _WEIGHT, _SCALE = "term_sum/", "term_weight/", "term_scale/"
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A term that is added to the minimised loss: sum / weight, over a whole update.
+    """A term that is added to the minimised loss: coefficient x sum / weight, over a whole update.
 
-    Both functions are pure and traced by JAX, often over a micro-batch.
+    All functions are pure and traced by JAX, often over a micro-batch.
 
     Attributes:
       sum: (outputs, batch arrays) -> scalar, with the intended gradient. Select with
@@ -28,11 +28,14 @@ class LossTerm:
       weight: batch arrays -> scalar, a count, 0 or at least 1, such as the number of trained
         tokens. It must depend on the batch only.
       outputs: names in ``further`` of the model's outputs that ``sum`` reads, such as ``features``.
+      coefficient: batch arrays -> factor of the term in the loss, not in what is reported; None: 1.
+        The same in all micro-batches that ``sum`` reads a token of.
     """
 
     sum: Callable[[TokenOutputs, Mapping[str, Any]], Any]
     weight: Callable[[Mapping[str, Any]], Any]
     outputs: tuple[str, ...] = ()
+    coefficient: Callable[[Mapping[str, Any]], Any] | None = None
 
 
 Terms = Mapping[str, LossTerm]
@@ -68,7 +71,8 @@ def added(
         # Of a micro-batch both weights are those of the whole update.
         whole = data.get(f"{_SCALE}{name}")
         scale = jnp.maximum(weight, 1) / jnp.maximum(term_weight, 1) if whole is None else whole
-        total += jnp.max(jnp.asarray(scale, dtype)) * term_sum
+        factor = 1.0 if term.coefficient is None else term.coefficient(data)
+        total += jnp.max(jnp.asarray(scale, dtype)) * jnp.asarray(factor, dtype) * term_sum
         metrics |= mean(name, jax.lax.stop_gradient(term_sum), term_weight)
     return total, metrics
 

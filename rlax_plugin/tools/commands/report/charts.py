@@ -66,7 +66,7 @@ _PACKING = Lines(
 
 _REWARD_PART, _ENDED = "reward_part/", "episode_ended/"
 # Beginnings of the names of other metrics, by section.
-_OBJECTIVE = ("objective/", "schedule/", "learning/", "logprob_gap/")
+_OBJECTIVE = ("objective/", "demonstrations/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
 _MACHINES = ("time/", "rollout/", "train/")
 _MACHINE = "machine/"
