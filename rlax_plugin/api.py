@@ -101,6 +101,7 @@ from rlax_plugin.ports.protocols import (
 )
 from rlax_plugin.ports.scaling import ScalingRule
 from rlax_plugin.ports.training import (
+    Conversion,
     ConvertibleModel,
     Exported,
     FollowerPort,

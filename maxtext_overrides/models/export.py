@@ -14,12 +14,14 @@ import numpy as np
 from maxtext_overrides.models import huggingface_config
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.maxtext_keys import of_maxtext
-from maxtext_overrides.models.reading import StoredWeights
+from maxtext_overrides.models.reading import HeldWeights, StoredWeights
 from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.side_files import CONFIG, GENERATION, copy_tokenizer
 from maxtext_overrides.models.tensor_files import write_tensors
 from maxtext_overrides.models.tensors import DTYPES
 from rlax_plugin.base.errors import ConfigError
+
+_MOST_BYTES = 1 << 30  # of a file of a version: so much is in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,21 @@ def describe(
     return Description(parts, content, known is None, generation, tokenizer)
 
 
+def version_variables(config: Any, tokenizer: Path | None) -> Sequence[Variable]:
+    """Returns the variables of a model, as ``describe`` gives them.
+
+    Args:
+      config: MaxText's, validated.
+      tokenizer: directory of the tokenizer's files; None: there is none.
+
+    Raises:
+      ConfigError: the model is of no family that can be exported, or config.json is not JSON.
+    """
+    found = of_maxtext(config)
+    known = None if tokenizer is None else _given(tokenizer / CONFIG, found)[1]
+    return variables(known or found, config.scan_layers)
+
+
 def _given(path: Path, wanted: Architecture) -> tuple[dict[str, Any], Architecture | None]:
     """Returns the content of a config.json, and its architecture if that is the wanted one."""
     content = _json(path)
@@ -94,19 +111,19 @@ def _json(path: Path) -> dict[str, Any] | None:
     return huggingface_config.read(path) if path.is_file() else None
 
 
-def check_weights(model: Description, weights: StoredWeights) -> None:
+def check_weights(model: Sequence[Variable], weights: StoredWeights) -> None:
     """Checks that the weights are exactly those of the model.
 
     Raises:
       ConfigError: a variable is missing, has another shape, or is not in the model.
     """
-    for variable in model.variables:
+    for variable in model:
         shape = weights.shapes.get(variable.name)
         if shape != variable.shape:
             held = "not in it" if shape is None else f"{list(shape)} in it"
             reason = f"must be {list(variable.shape)} by MaxText's keys, and is {held}"
             raise ConfigError(f"weights: {variable.name}", None, reason)
-    if surplus := sorted(weights.shapes.keys() - {one.name for one in model.variables}):
+    if surplus := sorted(weights.shapes.keys() - {one.name for one in model}):
         reason = "is in the weights, and not in the model that MaxText's keys describe"
         raise ConfigError(f"weights: {surplus[0]}", None, reason)
 
@@ -134,20 +151,67 @@ def write(
       RlaxError: a variable cannot be read.
     """
     kind = DTYPES[dtype]
-    shapes, dtypes = {}, {}
-    for variable in model.variables:
-        shapes |= variable.tensor_shapes
-        dtypes |= dict.fromkeys(variable.tensors, variable.tensor_dtype(kind))
-
-    def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for variable in model.variables:
-            yield from variable.to_tensors(weights.take(variable.name), kind)
-
-    files = write_tensors(directory, tensors(), shapes, dtypes, most_bytes)
+    files = _write_tensors(directory, model.variables, weights, lambda _: kind, most_bytes)
     _put(directory / CONFIG, {**model.config, "dtype": dtype})
     _put(directory / GENERATION, model.generation)
     copy_tokenizer(model.tokenizer, directory)
     return files
+
+
+def write_version(
+    directory: Path,
+    model: Sequence[Variable],
+    arrays: Mapping[str, Any],
+    wrote: Callable[[str, np.ndarray], None],
+) -> None:
+    """Writes the tensors of a weight version, each in the dtype of its variable.
+
+    A variable with other values than its tensors (``Variable.is_rescaled``) is written as float32.
+
+    Args:
+      directory: the target.
+      model: the model's variables.
+      arrays: variable name -> array, on any device.
+      wrote: called with the name and value of each tensor.
+
+    Raises:
+      ConfigError: the variables are not those of the model, or have a dtype that is not one of
+        ``DTYPES``.
+    """
+    held = HeldWeights(dict(arrays))
+    check_weights(model, held)
+    for name, array in arrays.items():
+        if np.dtype(array.dtype) not in DTYPES.values():
+            reason = f"must be of {' or '.join(DTYPES)}"
+            raise ConfigError(f"weights: {name}", np.dtype(array.dtype).name, reason)
+
+    def kind(variable: Variable) -> np.dtype:
+        return DTYPES["float32"] if variable.is_rescaled else np.dtype(arrays[variable.name].dtype)
+
+    _write_tensors(directory, model, held, kind, _MOST_BYTES, wrote)
+
+
+def _write_tensors(
+    directory: Path,
+    model: Sequence[Variable],
+    weights: StoredWeights,
+    kind: Callable[[Variable], np.dtype],
+    most_bytes: int,
+    wrote: Callable[[str, np.ndarray], None] = lambda name, tensor: None,
+) -> list[str]:
+    shapes, dtypes = {}, {}
+    for variable in model:
+        shapes |= variable.tensor_shapes
+        dtypes |= dict.fromkeys(variable.tensors, variable.tensor_dtype(kind(variable)))
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for variable in model:
+            value = np.asarray(weights.take(variable.name))
+            for name, tensor in variable.to_tensors(value, kind(variable)):
+                wrote(name, tensor)
+                yield name, tensor
+
+    return write_tensors(directory, tensors(), shapes, dtypes, most_bytes)
 
 
 def parameters(model: Description) -> int:

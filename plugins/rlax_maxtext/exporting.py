@@ -12,6 +12,7 @@ from rlax_maxtext.config_agreement import given_config
 from rlax_plugin.api import (
     BuildContext,
     ConfigError,
+    Conversion,
     Exported,
     Tokenizer,
     model_tokenizer,
@@ -38,10 +39,15 @@ def export_model(
     with passed_on(given):
         config = load_to_check(given)
     of_maxtext(config)  # first: no tokenizer would help a model that cannot be exported
-    tokenizer = _tokenizer(context, config.vocab_size)
+    if (tokenizer := _tokenizer(context, config.vocab_size)) is None:
+        reason = (
+            "is not set, so that the tokenizer of this model is not known: give "
+            f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
+        )
+        raise ConfigError(_TOKENIZER, None, reason)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
-    export.check_weights(model, stored)
+    export.check_weights(model.variables, stored)
     with new_directory("--out", out) as directory:
         files = export.write(directory, model, stored, dtype, most_bytes)
     notes = [
@@ -54,11 +60,24 @@ def export_model(
     )
 
 
-def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer:
-    """The tokenizer of the model; without ``tokenizer_path``, that of its prompts.
+def converter(context: BuildContext, config: Any) -> Conversion:
+    """See ``Trainer.converter``.
+
+    Args:
+      config: MaxText's, validated.
+    """
+    from maxtext_overrides.models import export
+
+    tokenizer = _tokenizer(context, config.vocab_size)
+    model = export.version_variables(config, tokenizer and tokenizer.directory)
+    return lambda arrays, out, wrote: export.write_version(out, model, arrays, wrote)
+
+
+def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer | None:
+    """The tokenizer of the model; without ``tokenizer_path``, that of its prompts, or None.
 
     Raises:
-      ConfigError: the config names none, or it is not the model's.
+      ConfigError: it is not the model's.
     """
     path: object = given_config(context).maxtext.get(_TOKENIZER)
     of_prompts = context.section.prompt_source.options.get("tokenizer")
@@ -68,11 +87,7 @@ def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer:
         key, path = "rlax.prompt_source.tokenizer", of_prompts
         found = model_tokenizer(context, name=of_prompts)
     else:
-        reason = (
-            "is not set, so that the tokenizer of this model is not known: give "
-            f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
-        )
-        raise ConfigError(_TOKENIZER, path, reason)
+        return None
     if found.size > vocab_size:
         reason = f"has ids up to {found.size - 1}, and the model has {vocab_size} (vocab_size)"
         raise ConfigError(key, path, reason)

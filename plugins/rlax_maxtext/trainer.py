@@ -26,6 +26,7 @@ from rlax_plugin.api import (
     PREPARED,
     BuildContext,
     ConfigError,
+    Conversion,
     ConvertibleModel,
     Descent,
     Exported,
@@ -75,12 +76,14 @@ class MaxTextTrainer(Trainer):
     keeps_checkpoints = True
     spans_hosts = True
     converts_models = True
+    converts_versions = True
 
     def __init__(self, options: TrainerOptions, context: BuildContext):
         self._options, self._context = options, context
         self._section: RlaxSection = context.section
         self._descent: Descent | None = None
-        self.vocabulary = 0  # of MaxText's config, which is loaded later
+        self._config: Any = None  # MaxText's, which is loaded later
+        self.vocabulary = 0  # of it
 
     def _reporter(self, port: TrainerPort) -> Callable[[int, int, str], None]:
         def report(step: int, steps: int, note: str) -> None:
@@ -340,7 +343,7 @@ class MaxTextTrainer(Trainer):
         check_rows(config, self._section, added)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
-        self.vocabulary = int(config.vocab_size)
+        self._config, self.vocabulary = config, int(config.vocab_size)
         if (found := first_weights.chosen(config.get_keys())) is not None:
             first_weights.check_converted(*found, config)
         return given, config
@@ -427,6 +430,12 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext.exporting import export_model
 
         return export_model(self._context, weights, out, dtype, most_bytes)
+
+    def converter(self) -> Conversion:
+        """See ``Trainer``."""
+        from rlax_maxtext.exporting import converter
+
+        return converter(self._context, self._config)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``Trainer``: MaxText's loop restores it, with no step left to train."""

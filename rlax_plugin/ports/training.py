@@ -80,6 +80,11 @@ class Exported(NamedTuple):
     notes: Sequence[str] = ()
 
 
+Conversion = Callable[[Arrays, Path, Callable[[str, "np.ndarray"], None]], None]
+"""Writes the variables of a version as ``*.safetensors``, in the names of transformers' model and
+in their own dtypes: (arrays, an empty directory, called with the name and value of each tensor)."""
+
+
 class Trainer(ABC):
     """Base class of trainers, each of which runs a training loop.
 
@@ -99,6 +104,8 @@ class Trainer(ABC):
         ``follow``. On host 0, ``run`` is called, and ``TrainerPort.followers`` are the other hosts.
       converts_models: True if ``examine_model``, ``checkpoint_path`` and ``export_model`` are
         there, for ``rlax convert`` and ``rlax export``.
+      converts_versions: True if ``converter`` is there, for engines that declare
+        ``weights_format: safetensors``.
       vocabulary: size of its model's vocabulary, every token id is below it; 0: not known yet, only
         before the first publication. Workers declare one, too, but may say anything: with a trainer
         that does not know its own, a token id that the model does not have may train.
@@ -110,6 +117,7 @@ class Trainer(ABC):
     keeps_checkpoints: bool = False
     spans_hosts: bool = False
     converts_models: bool = False
+    converts_versions: bool = False
     vocabulary: int = 0
 
     @abstractmethod
@@ -191,6 +199,16 @@ class Trainer(ABC):
           RlaxError: the weights cannot be read.
         """
         raise _lacking(self, "converts_models", "export_model")
+
+    def converter(self) -> Conversion:
+        """A function that converts versions of this run, called on one thread beside training.
+
+        Called on that thread, after the first publication and only if a worker needs it.
+
+        Raises:
+          ConfigError: the model has no counterpart in transformers; the function raises it as well.
+        """
+        raise _lacking(self, "converts_versions", "converter")
 
 
 class Decision(NamedTuple):

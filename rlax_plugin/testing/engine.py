@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rlax_plugin.base.concurrency.clock import Clock
-from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.errors import WeightsUnreadableError, WorkerError
 from rlax_plugin.base.tokens.stopping import Decode, StopFinder
 from rlax_plugin.base.types import (
     EMPTY,
+    NATIVE,
     Attempt,
     Finish,
     Key,
@@ -68,6 +71,11 @@ class ScriptedConfig(Section):
         default=False,
         description="true: load copies of weights in memory, where the trainer offers them, rather "
         "than wait for the files",
+    )
+    weights_format: Literal["native", "safetensors"] = Field(
+        default=NATIVE,
+        description="safetensors: behave like an engine that reads weights in the names of "
+        "transformers",
     )
 
 
@@ -169,6 +177,10 @@ class _Asked:
         return self.request.key.sample is None and bool(versions) and min(versions) < oldest
 
 
+def _policy(loaded: Loaded) -> policy.Weights:
+    return {name.removeprefix(policy.CONVERTED): value for name, value in loaded.arrays.items()}
+
+
 class ScriptedEngine(RolloutEngine):
     """Generates every group by itself, one token of each of its samples at a time.
 
@@ -235,6 +247,7 @@ class ScriptedEngine(RolloutEngine):
             stop_strings=self._config.stop_strings,
             resumes=True,
             scores=True,
+            weights_format=self._config.weights_format,
         )
 
     def progress(self) -> dict[Attempt, int]:
@@ -263,6 +276,8 @@ class ScriptedEngine(RolloutEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version on another thread; see ``RolloutEngine``."""
         await self._clock.sleep(self._config.load_s)
+        if self._config.weights_format != NATIVE:
+            return await asyncio.to_thread(self._read_converted, version)
         return await asyncio.to_thread(
             read_weights,
             version,
@@ -271,6 +286,15 @@ class ScriptedEngine(RolloutEngine):
             fingerprint=fingerprint_numpy,
             held=self._loaded,
         )
+
+    def _read_converted(self, version: WeightVersion) -> Loaded:
+        (part,) = version.parts
+        try:
+            arrays = policy.read_converted(Path(part.path))
+        except OSError as error:
+            raise WeightsUnreadableError(f"{part.path} cannot be read: {error}") from error
+        computed = functools.partial(fingerprint_numpy, arrays)
+        return Loaded(version.version, arrays, computed, parts=version.parts)
 
     async def use(self, loaded: Loaded) -> None:
         """See ``RolloutEngine``."""
@@ -288,7 +312,7 @@ class ScriptedEngine(RolloutEngine):
         """See ``RolloutEngine``."""
         if (loaded := loaded or self._loaded) is None:
             raise WorkerError("there are no weights to score with")
-        return policy.sequence_log_probs(loaded.arrays, tokens)
+        return policy.sequence_log_probs(_policy(loaded), tokens)
 
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
@@ -297,7 +321,7 @@ class ScriptedEngine(RolloutEngine):
         sampling = SamplingParams(0.0, max_new_tokens=count)
         sample = ScriptedSample(seed=0, tokens=[int(tokens[-1])])
         for _ in range(count):
-            (logprobs_v,) = policy.log_probs(loaded.arrays, np.array(sample.tokens[-1:]))
+            (logprobs_v,) = policy.log_probs(_policy(loaded), np.array(sample.tokens[-1:]))
             sample.sample_token(logprobs_v, loaded.version, sampling)
         return np.array(sample.tokens[1:], np.int32), np.array(sample.logprobs, np.float32)
 
@@ -394,7 +418,7 @@ class ScriptedEngine(RolloutEngine):
         prompt_end = int(request.context[-1])
         previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
         temperature = request.sampling.temperature or 1.0
-        logprobs_nv = policy.log_probs(loaded.arrays, previous_n, temperature)
+        logprobs_nv = policy.log_probs(_policy(loaded), previous_n, temperature)
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
             uniform = None if self._config.seeded else self._unseeded.random()
             sample.sample_token(logprobs_v, loaded.version, request.sampling, uniform)

@@ -8,7 +8,8 @@ rows are computed at once, so trainer and engine get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from rlax_plugin.testing.task import STOP, VOCABULARY
 
 Weights = Mapping[str, np.ndarray]
 
+FILE, CONVERTED = "model.safetensors", "model."
 # Two tensors of equal shape, so that a test can swap them.
 SHAPES: dict[str, tuple[int, ...]] = {
     "table": (VOCABULARY, VOCABULARY),
@@ -43,6 +45,29 @@ def version_dtypes(rounds: bool) -> dict[str, np.dtype[Any]]:
     """The dtypes of a weight version; ``rounds`` rounds the table to bfloat16."""
     dtypes = {name: np.dtype(np.float32) for name in SHAPES}
     return dtypes | ({"table": np.dtype(ml_dtypes.bfloat16)} if rounds else {})
+
+
+def write_converted(
+    weights: Weights, directory: Path, wrote: Callable[[str, np.ndarray], None]
+) -> None:
+    """Writes ``model.safetensors``, with other names than the trainer's; see ``Conversion``."""
+    from safetensors.numpy import save_file
+
+    tensors = {f"{CONVERTED}{name}": np.asarray(array) for name, array in weights.items()}
+    for name, tensor in tensors.items():
+        wrote(name, tensor)
+    save_file(tensors, directory / FILE)
+
+
+def read_converted(directory: Path) -> dict[str, np.ndarray]:
+    """What ``write_converted`` has written.
+
+    Raises:
+      OSError, SafetensorError: it cannot be read.
+    """
+    from safetensors.numpy import load_file
+
+    return load_file(directory / FILE)
 
 
 Temperature = float | np.ndarray

@@ -17,7 +17,7 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Canary, Descent
 from rlax_plugin.config import YEAR_S, PositiveInt, Section
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import Trainer, TrainerPort
+from rlax_plugin.ports.training import Conversion, Trainer, TrainerPort
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.model import BigramView
 from rlax_plugin.testing.running_value import RunningValue, less_value
@@ -116,6 +116,7 @@ class BigramTrainer(Trainer):
     takes_shared_prompts = True
     rounds_weights = True
     keeps_checkpoints = True
+    converts_versions = True
     vocabulary = VOCABULARY
 
     def __init__(
@@ -249,6 +250,10 @@ class BigramTrainer(Trainer):
     def publish_first(self, port: TrainerPort) -> None:
         """See ``Trainer``."""
         _publish(port, 0, self.first_weights(), self._dtypes)
+
+    def converter(self) -> Conversion:
+        """See ``Trainer``."""
+        return policy.write_converted
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -23,14 +25,29 @@ from rlax_plugin.base.concurrency.loop_thread import result_within
 from rlax_plugin.base.concurrency.retrying import Pauses
 from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.concurrency.threads import BackgroundWorker
-from rlax_plugin.base.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.base.errors import (
+    ConfigError,
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+)
 from rlax_plugin.base.files import faults
 from rlax_plugin.base.files.faults import FaultPoint
 from rlax_plugin.base.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import BASE, Canary, TensorSpec, VersionPart, WeightVersion
+from rlax_plugin.base.types import (
+    BASE,
+    SAFETENSORS,
+    Canary,
+    TensorSpec,
+    VersionPart,
+    WeightVersion,
+)
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
+from rlax_plugin.weights import converting
+from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
 from rlax_plugin.weights.memory_copies import MemoryCopies, OwnArrays
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -118,6 +135,8 @@ class Publisher:
       on_visible: called on the event loop once a worker can load a version, in memory or not.
       on_published: called on the event loop once a version is written, and every reader can load
         it; or it is not to be written.
+      on_converted: called on the event loop with a version that has gained its converted part.
+      converter: writes that part; None: no version has one.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       near: the parameter server in this process, which knows the workers of this machine; None: no
@@ -146,20 +165,25 @@ class Publisher:
         memory_bytes: int = 0,
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
+        on_converted: Callable[[WeightVersion], None] = lambda version: None,
+        converter: Converter | None = None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
+        self._on_converted, self._converter = on_converted, converter
         self._deadline_s, self._pace = deadline_s, pace or WriteTimes()
         self._near, self._memory = near, MemoryCopies(memory_bytes)
         self._doing = ""  # what takes its time, for a message
         self.activity, self.unwritten = Activity(), Failures()
         self._slow = 0.0, 0.0  # beginning of the publication, seconds until it is said to be slow
         self._closed, self._hung = threading.Event(), False
-        self._worker = BackgroundWorker("publish", most_waiting=1)
+        self._worker = BackgroundWorker("publish", most_waiting=2)  # a version, and a conversion
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
         self._newest: dict[str, VersionPart] = {}  # parts of the last version, by name
+        self._announced: WeightVersion | None = None  # that is on disk; the publisher's thread's
+        self._late_conversion: Future[None] | None = None
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
         self._to_write = set[int]()  # the versions that must be on disk whoever reads
         self.last_s, self.last_bytes = 0.0, 0
@@ -223,9 +247,59 @@ class Publisher:
         ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
         self.activity.begins(f"publishing version {weights.step}", ends)
         self.last_bytes = self._write(weights, prints)
-        self.activity.ends()
         self.last_s = (ended := time.perf_counter()) - started
         self.last_written = started, ended
+        on_disk = self._announced is not None and self._announced.version == weights.step
+        if on_disk and self._converter is not None and self._converter.wanted:
+            arrays = [of_part for of_part in weights.parts.values() if of_part is not None]
+            whole = len(arrays) == len(weights.parts)
+            self._convert(dict(ChainMap(*map(dict, arrays))) if whole else None)
+            took_s = time.perf_counter() - started
+            self._loop.call_soon_threadsafe(self._pace.wrote, self.last_bytes, took_s)
+        self.activity.ends()
+
+    def convert_newest(self) -> None:
+        """Has the newest version converted, unless it is; on the event loop, at any time."""
+        newest, late = self._announced, self._late_conversion
+        if newest is None or newest.converted or (late is not None and not late.done()):
+            return
+        self._late_conversion = self._worker.submit(self._run_late_conversion)
+        self._late_conversion.add_done_callback(self._ended)
+
+    def _run_late_conversion(self) -> None:
+        if self._announced is None or self._announced.converted:  # meanwhile, as it was published
+            return
+        ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
+        self.activity.begins(f"publishing version {self._announced.version}", ends)
+        self._convert(None)
+        self.activity.ends()
+
+    def _convert(self, arrays: Arrays | None) -> None:
+        """Writes the converted part of the newest version, and announces it once more.
+
+        Args:
+          arrays: its variables; None: they are read from its files.
+        """
+        version, converter = self._announced, self._converter
+        assert version is not None and converter is not None
+        number, tensors = version.version, dict[str, TensorSpec]()
+
+        def write(path: str) -> None:
+            tensors.update(converter.write(version, arrays, path))
+
+        part = VersionPart(
+            converting.PART, self._new_path(number, converting.PART), tensors, SAFETENSORS
+        )
+        try:
+            path, _ = self._save(number, part, write)
+        except ConfigError as error:
+            self._loop.call_soon_threadsafe(converter.refuse, str(error))
+            return
+        part = dataclasses.replace(part, path=path)
+        self._asks(number, f"announcing to the parameter server version {number}, converted")
+        self._announced = dataclasses.replace(version, converted=(part,))
+        self._on_loop(self._announcer.publish(self._announced, False))
+        self._loop.call_soon_threadsafe(self._on_converted, self._announced)
 
     def _write(self, weights: NewWeights, prints: _Prints) -> int:
         """Hands a version over on every way; returns the bytes of the arrays that were written."""
@@ -247,13 +321,15 @@ class Publisher:
             )
             return 0
         for name, arrays in fresh.items():
-            path = self._save(step, parts[name], arrays)
+            write = functools.partial(self._write_arrays, step, name, arrays)
+            path, took_s = self._save(step, parts[name], write)
+            self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
             parts[name] = dataclasses.replace(parts[name], path=path)
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         self._asks(step, f"announcing to the parameter server version {step}")
         version = WeightVersion(step, step, tuple(parts.values()), canary)
         self._on_loop(self._make_visible(version, bool(offered)))
-        self._newest = parts
+        self._newest, self._announced = parts, version
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
         return sum(map(_nbytes, fresh.values()))
 
@@ -305,8 +381,13 @@ class Publisher:
         if first:
             self._on_visible(version)
 
-    def _save(self, step: int, part: VersionPart, arrays: Arrays) -> str:
-        """Saves arrays; returns their path."""
+    def _write_arrays(self, step: int, name: str, arrays: Arrays, path: str) -> None:
+        self._write_part(step, name, path, arrays)
+
+    def _save(
+        self, step: int, part: VersionPart, write: Callable[[str], None]
+    ) -> tuple[str, float]:
+        """Has a part written to a new path; returns the path, and the seconds that it took."""
         pauses, tries, name = Pauses(self._deadline_s), 0, part.name
         while True:
             path = self._new_path(step, name) if tries else part.path
@@ -317,10 +398,8 @@ class Publisher:
             self.activity.goes_on(f"publishing version {step}")
             tries += 1
             try:
-                took_s = self._save_once(step, name, path, arrays)
-                self._loop.call_soon_threadsafe(self._pace.wrote, _nbytes(arrays), took_s)
-                return path
-            except (WeightsUnwritableError, OSError) as error:
+                return path, self._save_once(write, path)
+            except (WeightsUnwritableError, WeightsUnreadableError, OSError) as error:
                 self._doing = (
                     f"writing version {step} ({tries} failed attempts, the last with: {error})"
                 )
@@ -332,15 +411,15 @@ class Publisher:
             if self._closed.wait(pause_s):
                 raise self._late()
 
-    def _save_once(self, step: int, name: str, path: str, arrays: Arrays) -> float:
-        """Saves arrays; returns the seconds that it took."""
+    def _save_once(self, write: Callable[[str], None], path: str) -> float:
+        """Has a part written; returns the seconds that it took."""
         began_s = time.perf_counter()
         # Nobody else notices: the trainer waits for a batch meanwhile, for much longer.
         watch = threading.Timer(self._deadline_s + _LATE_S, self._hangs)
         watch.daemon = True
         watch.start()
         try:
-            self._write_part(step, name, path, arrays)
+            write(path)
         except DeadlineError as error:
             if error.needed_s is not None:  # the store could tell
                 raise

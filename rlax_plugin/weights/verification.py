@@ -32,6 +32,7 @@ from rlax_plugin.base.types import NATIVE, Prompt, VersionPart, WeightVersion
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, RolloutEngine, WeightStore
 from rlax_plugin.weights import memory_copies
+from rlax_plugin.weights.fingerprint import fingerprint_numpy
 
 LOADING, LOAD_FAILURES = "loading_s", "load_failures_total"
 """Figures of a heartbeat: the seconds of a loading under way, and the number of failed ones."""
@@ -91,6 +92,22 @@ def read_weights(
             fresh |= _read_part(version, part, store, wanted)
     computed = None if fingerprint is None else functools.partial(fingerprint, dict(fresh))
     return Loaded(version.version, fresh | shared, computed, parts=version.parts, held=unread)
+
+
+def stored_arrays(version: WeightVersion, store: WeightStore) -> dict[str, np.ndarray]:
+    """Reads a version into host memory, as the trainer published it. Blocking.
+
+    Raises:
+      WeightsMismatchError: the arrays are not the published ones.
+      WeightsError: see ``read_weights``.
+    """
+    like = {
+        name: np.broadcast_to(np.zeros((), np.dtype(spec.dtype)), spec.shape)
+        for name, spec in version.tensors.items()
+    }
+    loaded = read_weights(version, store, like, fingerprint=None)
+    check_fingerprints(version, fingerprint_numpy(loaded.arrays))
+    return dict(loaded.arrays)
 
 
 def _read_part(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rlax_plugin.base.concurrency.clock import Clock
 from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import SAFETENSORS
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.fleet.capabilities import Needs, of_proto
@@ -83,6 +84,7 @@ class Fleet(rpc.FleetServicer):
       training: True if at least one worker must follow the newest weights.
       had_worker: set once a worker could take groups.
       starting: notes what the workers do before they register.
+      unmade: format of weights -> why this run does not make it; workers that read it are rejected.
       here: id of a worker in this process -> makes the link of a registration; the others are
         called by gRPC.
     """
@@ -113,6 +115,7 @@ class Fleet(rpc.FleetServicer):
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
         self.had_worker = asyncio.Event()
+        self.unmade = {SAFETENSORS: "only training does"}
         self.here: dict[str, Callable[[], WorkerLink]] = {}
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
@@ -138,13 +141,26 @@ class Fleet(rpc.FleetServicer):
         """Returns the capabilities that a worker declares, or None and the reason to reject it."""
         try:
             found = of_proto(message)
-            why = self._needs.lacking(found)
+            why = self._needs.lacking(found) or self._without(found.weights_format)
         except ValueError as error:
             found, why = None, str(error)
         if why is None:
             return found, ""
         self.rejected(name, why)
         return None, why
+
+    def _without(self, weights_format: str) -> str | None:
+        """Says that this run does not make a format; None: it does."""
+        if (reason := self.unmade.get(weights_format)) is None:
+            return None
+        return f"its engine reads weights in the format {weights_format}, and {reason}"
+
+    def unmakes(self, weights_format: str, reason: str) -> None:
+        """Rejects, from now on, workers that read a format, which cannot be made."""
+        self.unmade[weights_format] = reason
+        for worker in list(self.workers.values()):
+            if worker.capabilities.weights_format == weights_format:
+                self.lose(worker, f"{self._without(weights_format)}")
 
     def rejected(self, name: str, reason: str) -> None:
         """Shows once why a worker was rejected, and that it does not start."""

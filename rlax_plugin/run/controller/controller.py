@@ -204,7 +204,7 @@ class Controller(FleetListener):
         again once: what is wrong a second time is wrong in what the trainer has.
         """
         version = self._visible
-        if version is None or path not in version.paths or version.version in self._again:
+        if version is None or path not in version.all_paths or version.version in self._again:
             return
         self._found_wrong.setdefault(path, set()).add(process)
         if len(self._found_wrong[path]) >= _MOST_AT_FAULT:  # or a later version of the part
@@ -243,6 +243,11 @@ class Controller(FleetListener):
         self._observers.notify("weights_published", version=version)
         if self._begun is not None and self._begun.done():
             self.periodic.published(version.version)
+
+    def converted(self, version: WeightVersion) -> None:
+        """Called when a published version has gained a converted part."""
+        if self._visible is not None and self._visible.paths == version.paths:
+            self._visible = version
 
     # --- training ------------------------------------------------------------------------------
 

@@ -25,8 +25,7 @@ from rlax_plugin.config.loading import CONVERTED, ResolvedConfig, merged, of_yam
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Exported, Trainer
 from rlax_plugin.tools.commands.target import Target, checkpoint_name, find_target, find_version
-from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import check_fingerprints, read_weights
+from rlax_plugin.weights.verification import stored_arrays
 
 Weights = str | Callable[[], dict[str, np.ndarray]]
 
@@ -204,10 +203,4 @@ class _Job:
         store = self._registry.part(
             "weight_store", self._section.weights.store, "rlax.weights.store", self._context
         )
-        like = {
-            name: np.broadcast_to(np.zeros((), np.dtype(spec.dtype)), spec.shape)
-            for name, spec in version.tensors.items()
-        }
-        loaded = read_weights(version, store, like, fingerprint=None)
-        check_fingerprints(version, fingerprint_numpy(loaded.arrays))
-        return dict(loaded.arrays)
+        return stored_arrays(version, store)
