@@ -4,17 +4,22 @@ import dataclasses
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny_models
+from rlax_maxtext.exporting import converter
 from rlax_orbax.store import OrbaxStore
+from safetensors.numpy import load_file
 from tiny_loop import TINY, VOCAB, Recorder, train
 
+from maxtext_overrides.config.loading import load_to_check
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import TensorSpec, WeightVersion
 from rlax_plugin.config.loading import merged, resolve
+from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.builders import make_version
 from rlax_plugin.tools.commands.convert import convert
 from rlax_plugin.tools.commands.export import export, find_source
@@ -224,3 +229,35 @@ def test_weights_that_are_not_what_was_published_are_not_exported(run: Run, tmp_
 
 def _size(path: Path) -> int:
     return path.stat().st_size
+
+
+def test_a_converted_version_is_what_is_exported(run: Run, tmp_path) -> None:
+    source = find_source(f"{run.path}@1", None, ()).config
+    context = BuildContext.outside_run(source.section, source)
+    conversion = converter(context, load_to_check(source))
+    arrays, tensors = run.recorder.weights[1], dict[str, np.ndarray]()
+    (out := tmp_path / "converted").mkdir()
+    conversion(arrays, out, tensors.__setitem__)
+    exported(f"{run.path}@1", tmp_path / "exported")
+    whole = load_file(tmp_path / "exported" / "model.safetensors")
+    written = load_file(out / "model.safetensors")
+    assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert whole.keys() == written.keys() == tensors.keys()
+    for name, tensor in whole.items():
+        assert written[name].tobytes() == tensors[name].tobytes() == tensor.tobytes()
+
+    rounded = {
+        name: np.asarray(array).astype(ml_dtypes.bfloat16) if "kernel" in name else array
+        for name, array in arrays.items()
+    }
+    (mixed := tmp_path / "mixed").mkdir()
+    conversion(rounded, mixed, tensors.__setitem__)
+    kinds = {name.split(".", 3)[-1]: tensor.dtype.name for name, tensor in tensors.items()}
+    assert kinds["mlp.down_proj.weight"] == "bfloat16"
+    assert kinds["self_attn.q_proj.weight"] == "float32"  # 4 times the kernel, see above
+    assert kinds["input_layernorm.weight"] == "float32"
+
+    (none := tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match=r"^weights: lora: is in the weights, and not in the mod"):
+        conversion({**arrays, "lora": np.zeros(2, np.float32)}, none, tensors.__setitem__)
+    assert not list(none.iterdir())
