@@ -138,7 +138,7 @@ class ParameterServerClient:
         reply = await self._call(
             "leasing a version", lambda: self._stub.Acquire(request, timeout=self._rpc_s)
         )
-        held = Held(reply.lease, reply.lease_s, self._read(reply.version))
+        held = Held(reply.lease, reply.lease_s, version_from_proto(reply.version))
         renewal = asyncio.ensure_future(self._renew(held))
         try:
             yield held
@@ -219,7 +219,7 @@ class ParameterServerClient:
             try:
                 async for message in call:
                     pause_s = _BACKOFF_S[0]
-                    version = self._read(message)
+                    version = version_from_proto(message)
                     if not version.in_memory:
                         after = version.version
                     yield version
@@ -243,15 +243,6 @@ class ParameterServerClient:
 
     def _wanted(self, version: int) -> pb.AcquireRequest:
         return pb.AcquireRequest(version=version, holder=self._holder, format=self._format)
-
-    def _read(self, message: pb.Version) -> WeightVersion:
-        version = version_from_proto(message)
-        if others := {part.format for part in version.parts} - {self._format}:
-            raise WeightsError(
-                f"version {version.version} has the format {min(others)}, and {self._format} was "
-                f"requested of the parameter server at {self._address}"
-            )
-        return version
 
     async def _renew(self, held: Held) -> None:
         renewed_s, pause_s = time.monotonic(), held.lease_s / 3

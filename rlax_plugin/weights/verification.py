@@ -28,7 +28,7 @@ from rlax_plugin.base.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
-from rlax_plugin.base.types import NATIVE, Prompt, VersionPart, WeightVersion
+from rlax_plugin.base.types import Prompt, VersionPart, WeightVersion
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, RolloutEngine, WeightStore
 from rlax_plugin.weights import memory_copies
@@ -113,12 +113,6 @@ def stored_arrays(version: WeightVersion, store: WeightStore) -> dict[str, np.nd
 def _read_part(
     version: WeightVersion, part: VersionPart, store: WeightStore, like: Arrays
 ) -> dict[str, Any]:
-    if part.format != NATIVE:
-        raise WeightsError(
-            f"version {version.version}: its part {part.name} has format {part.format}, and only "
-            f"{NATIVE} can be read"
-        )
-
     try:
         if part.memory is not None:
             return memory_copies.on_devices(memory_copies.read(part.memory, part.tensors), like)
@@ -330,6 +324,12 @@ async def take_version(
       WeightsError: they belong to another model, or are damaged. In all three cases the engine
         continues with the weights in use.
     """
+    for part in version.parts:
+        if part.format != (readable := engine.capabilities.weights_format):
+            raise WeightsError(
+                f"version {version.version}: its part {part.name} has format {part.format}, and "
+                f"the engine reads {readable}"
+            )
     reading = Reading() if reading is None else reading
     with reading.under_way():
         began_s = time.perf_counter()

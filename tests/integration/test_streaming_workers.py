@@ -1,21 +1,31 @@
 """Workers that receive their weights from the parameter server."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_versions import publish, scripted
+from sections import section_with
+from toy_versions import CANARY_TOKENS, publish, scripted
 from worker_harness import Worker, section, trainer, until
 
-from rlax_plugin.base.errors import WeightsError
+from rlax_plugin.base.errors import ConfigError, WeightsError
+from rlax_plugin.base.types import SAFETENSORS, VersionPart
 from rlax_plugin.config import RlaxSection, Weights
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.parameter_server import ParameterServer
 
 
 def streaming(root: Path) -> RlaxSection:
     weights = Weights(transfer="stream", stream_dir=str(root / "copies"))
     return section().model_copy(update={"weights": weights})
+
+
+def converted_engine() -> ScriptedEngine:
+    return ScriptedEngine(ScriptedConfig(weights_format=SAFETENSORS), NpzStore(), section_with())
 
 
 def copies(root: Path) -> list[Path]:
@@ -86,3 +96,42 @@ async def test_damage_on_the_way_is_repaired_and_damage_at_the_source_quarantine
         ((name, reason),) = one.quarantined
         assert name == "w" and "is damaged" in reason and len(read.loaded) == 5
         assert not list((tmp_path / "copies").iterdir())
+
+
+async def test_a_worker_receives_converted_weights_as_files(tmp_path: Path) -> None:
+    settings = streaming(tmp_path)
+    parameters = ParameterServer(NpzStore(), keep=1, lease_s=60)
+    engine = converted_engine()
+    converter = Converter(lambda: policy.write_converted, NpzStore(), pytest.fail)
+    async with trainer(settings, parameters=parameters) as one:
+        one.fleet.unmade.clear()
+        worker = Worker("w", engine, settings, one.address)
+        for number in range(2):
+            published = publish(tmp_path / "weights", number)
+            await parameters.publish(published)
+            one.fleet.newest.number = number
+            await until(lambda: "w" in one.fleet.workers)
+            assert one.held("w") == number - 1  # it waits
+            path = f"{tmp_path}/weights/v{number}-huggingface"
+            tensors = converter.write(published, None, path)
+            part = VersionPart("huggingface", path, tensors, SAFETENSORS)
+            await parameters.publish(replace(published, converted=(part,)))
+            await until(lambda number=number: one.held("w") == number)
+        size = Path(path, policy.FILE).stat().st_size
+        assert parameters.streams.sent_bytes == 2 * size
+        assert await engine.score(CANARY_TOKENS) == pytest.approx(published.canary.logprobs)
+        await worker.leave()
+
+
+async def test_a_worker_whose_format_is_not_made_is_rejected(tmp_path: Path) -> None:
+    engine = converted_engine()
+    async with trainer(section()) as one:
+        message = "reads weights in the format safetensors, and only training does"
+        with pytest.raises(ConfigError, match=message):
+            await Worker("w", engine, section(), one.address).life
+        one.fleet.unmade.clear()
+        worker = Worker("w", engine, section(), one.address)
+        await until(lambda: "w" in one.fleet.workers)
+        one.fleet.unmakes(SAFETENSORS, "the model has none")
+        with pytest.raises(ConfigError, match="safetensors, and the model has none"):
+            await worker.life

@@ -196,7 +196,7 @@ def test_a_wrong_part_is_found_beside_one_that_is_in_use(
         error, message = WeightsMismatchError, "variable 'bias' has fingerprint"
     else:
         part = replace(part, format="hf")
-        error, message = WeightsError, "part adapter has format hf, and only native can be read"
+        error, message = WeightsError, "part adapter has format hf, and the engine reads native"
     with pytest.raises(error, match=message):
         take(engine, replace(second, parts=(second.parts[0], part)))
     assert engine.version == 0
