@@ -88,6 +88,8 @@ def rlax_register_advantage() -> dict[str, Extension]:
         "batch_normalised": _with_options(advantages.BatchNormalised),
         "gae": _with_options(advantages.Gae),
         "turn_normalised": _with_options(turns.TurnNormalised),
+        "one": _with_options(advantages.One),
+        "exponential": _with_options(advantages.Exponential),
     }
 
 

@@ -2,7 +2,8 @@
 
 Statistics are over scored samples. Equal rewards give exactly 0, in a group or, where the whole
 batch is normalised, in the batch: in floating point their mean may differ from them, and the
-quotient by a tiny std would be of order 1.
+quotient by a tiny std would be of order 1. Advantages that imitate are weights of a likelihood,
+never below 0, and need no correction for samples of another policy.
 
 Suffixes: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [samples, tokens].
 """
@@ -10,7 +11,7 @@ Suffixes: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [samples, tokens
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +21,7 @@ from rlax_plugin.api import ConfigError, Outcomes, Section, per_group
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class GroupNormalised(Section):
@@ -102,6 +104,38 @@ def length_weighted(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
     its length.
     """
     return rewards_g - (lengths_g * rewards_g).sum() / lengths_g.sum()
+
+
+class One(Section):
+    """A = 1 whatever the reward: with grad_1 ``log_prob`` the log-likelihood, behaviour cloning."""
+
+    imitates: ClassVar[bool] = True
+
+    def __call__(self, outcomes: Outcomes) -> np.ndarray:
+        return np.ones_like(outcomes.rewards_n)
+
+
+class Exponential(Section):
+    """A = min(exp((R - baseline) / beta), cap): AWR, https://arxiv.org/abs/1910.00177.
+
+    With grad_1 ``log_prob`` it is a likelihood in which better samples count more. The paper's
+    baseline is a learned value of the state, for which the mean of the group stands here.
+    """
+
+    imitates: ClassVar[bool] = True
+    beta: Positive = Field(
+        1.0, description="temperature: the smaller, the more the best samples count"
+    )
+    cap: Positive = Field(20.0, description="largest weight of a sample; the paper's code: 20")
+    baseline: Literal["group_mean", "batch_mean"] = Field(
+        "group_mean", description="subtracted from the reward: the mean of its group, or the batch"
+    )
+
+    def __call__(self, outcomes: Outcomes) -> np.ndarray:
+        if self.baseline == "batch_mean":
+            outcomes = replace(outcomes, group_n=np.zeros_like(outcomes.group_n))
+        centred_n = per_group(lambda rewards_g, lengths_g: rewards_g - rewards_g.mean())(outcomes)
+        return np.exp(np.minimum(centred_n / self.beta, np.log(self.cap)))
 
 
 class Whitening(Section):

@@ -25,6 +25,7 @@ from rlax_plugin.config.base import (
     plain_name,
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
+from rlax_plugin.config.logged_samples import LoggedSamples
 from rlax_plugin.config.objective import (
     KL,
     SLOTS,

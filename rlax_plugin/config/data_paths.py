@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+_SOURCES = ("prompt_source", "logged_samples")
 # Prompt sources by another name.
 _DEMONSTRATIONS = (".trainer.warm_start.data", ".trainer.demonstrations.data")
 Warn = Callable[[str, str], object]
@@ -98,7 +99,7 @@ def _changed(content: Mapping[str, Any], change: _Change, key: str = "") -> dict
     found = dict(content)
     for name, value in content.items():
         if isinstance(value, Mapping):
-            is_source = name == "prompt_source" or f".{key}{name}".endswith(_DEMONSTRATIONS)
+            is_source = name in _SOURCES or f".{key}{name}".endswith(_DEMONSTRATIONS)
             found[name] = (_of_source if is_source else _changed)(value, change, f"{key}{name}.")
     return found
 

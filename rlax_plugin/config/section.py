@@ -21,6 +21,7 @@ from rlax_plugin.config.base import (
     check_labels,
 )
 from rlax_plugin.config.evaluation import Evaluation
+from rlax_plugin.config.logged_samples import LoggedSamples
 from rlax_plugin.config.network import Network
 from rlax_plugin.config.objective import Objective
 from rlax_plugin.config.retention import Retention
@@ -165,6 +166,7 @@ class RlaxSection(Section):
     )
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
+    logged_samples: LoggedSamples = LoggedSamples()
     curation: Curation = Curation()
     objective: Objective = Objective()
     batches: Batches = Batches()
@@ -202,6 +204,16 @@ class RlaxSection(Section):
             if names.count(name) > 1:
                 raise ConfigError("rlax.signals", names, f"must name {name!r} once")
         return signals
+
+    @property
+    def trains_on_log(self) -> bool:
+        """True if the samples that train were recorded before the run."""
+        return bool(self.logged_samples.path)
+
+    @property
+    def needs_no_workers(self) -> bool:
+        """True if neither training nor an evaluation generates samples."""
+        return self.trains_on_log and not self.evaluation.problems
 
     @property
     def batch_rows(self) -> int:
@@ -368,6 +380,35 @@ class RlaxSection(Section):
             name = self.environment.name
             reason = f"must be 0 with rlax.environment {name}: only {SINGLE_TURN} can be screened"
             raise ConfigError(key, pilots, reason)
+        return self
+
+    @model_validator(mode="after")
+    def _can_train_on_log(self) -> RlaxSection:
+        if not self.trains_on_log:
+            for name, without in (("min_reward", None), ("keep", "all")):
+                if (value := getattr(self.logged_samples, name)) != without:
+                    reason = "has no effect without rlax.logged_samples.path"
+                    raise ConfigError(f"rlax.logged_samples.{name}", value, reason)
+            return self
+        curation, staleness = self.curation, self.staleness
+        right: dict[str, tuple[object, object]] = {
+            "environment": (self.environment.plain_name, SINGLE_TURN),
+            "staleness.reload_every": (staleness.reload_every, 1),
+            "staleness.max_staleness": (staleness.max_staleness, 1),
+            "curation.sampler": (curation.sampler.plain_name, "shuffled"),
+            "curation.oversample": (curation.oversample, 1.0),
+            "curation.screening.pilots": (curation.screening.pilots, 0),
+            "curation.stages": (len(curation.stages), 0),
+            "curation.only": (curation.only or "", ""),
+            "curation.prior.path": (curation.prior.path, ""),
+        }
+        for key, (given, needed) in right.items():
+            if given != needed:
+                reason = f"has no effect with rlax.logged_samples: must be {needed!r}, the default"
+                raise ConfigError(f"rlax.{key}", given, reason)
+        if self.rollouts.only_temperature is None:
+            reason = "must be a number with rlax.logged_samples: the one they were sampled at"
+            raise ConfigError("rlax.rollouts.temperature", "a schedule", reason)
         return self
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ def slots_of(
     max_new_tokens: int = 4,
     sequences_per_row: int = 1,
     signals: Sequence[str] = (),
+    logged: bool = False,
     **objective: Any,
 ) -> ObjectiveSlots:
     section = RlaxSection.model_validate(
@@ -43,6 +44,7 @@ def slots_of(
             "staleness": {"max_staleness": max_staleness},
             "batches": {"sequences_per_row": sequences_per_row},
             "signals": [{"name": name} for name in signals],
+            "logged_samples": {"path": "runs/other" if logged else ""},
             "objective": {"preset": preset, **objective},
         }
     )

@@ -27,6 +27,7 @@ from rlax_plugin.base.types.episodes import (
 from rlax_plugin.base.types.hosts import HostPlace
 from rlax_plugin.base.types.sampled import (
     EMPTY,
+    NO_VERSION,
     Attempt,
     Finish,
     Key,
@@ -36,6 +37,7 @@ from rlax_plugin.base.types.sampled import (
     Sampled,
     SamplingParams,
     SideSpec,
+    staleness_of,
 )
 from rlax_plugin.base.types.weights import (
     BASE,

@@ -15,6 +15,15 @@ Finish = Literal["stop", "length"]
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
+NO_VERSION = -1
+"""The weight version of tokens that no weights of this run have generated: of logged samples."""
+
+
+def staleness_of(step: int, version: int) -> int:
+    """Returns the staleness at a step of tokens of a version; 0 of logged ones, which have none."""
+    return 0 if version == NO_VERSION else step - version
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One question.

@@ -27,6 +27,8 @@ from rlax_plugin.ports.protocols import PromptSource
 _RECORD = "prompts/prompts.json"
 _TRAINING = "training"
 _EVALUATION = "evaluation set "
+LOGGED = "rlax.logged_samples.path"
+"""The config key of samples that were recorded before the run, whose groups are its prompts."""
 
 
 def training_prompts(files: RunFiles) -> int | None:
@@ -91,7 +93,7 @@ def _all(
 ) -> Iterator[tuple[str, str, PromptSource, Sequence[Prompt]]]:
     """(name, config key, source, prompts) of the training prompts and of each evaluation set."""
     key = "rlax.prompt_source"
-    yield _TRAINING, key, prompts.source, prompts.train
+    yield _TRAINING, LOGGED if section.trains_on_log else key, prompts.source, prompts.train
     for one in prompts.asked:
         own = one.chosen.prompt_source is not None
         its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else key
@@ -99,6 +101,8 @@ def _all(
 
 
 def _choice(section: RlaxSection, key: str) -> str:
+    if key == LOGGED:
+        return section.logged_samples.path
     if key == "rlax.prompt_source":
         return section.prompt_source.name
     chosen = section.evaluation.sets[key.split(".")[3]].prompt_source

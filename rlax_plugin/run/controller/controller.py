@@ -263,7 +263,8 @@ class Controller(FleetListener):
         except TimeoutError:
             what = "reading the run's records"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
-        await self.generation.wait_for_worker(self.dashboard.waiting)
+        if not self.section.needs_no_workers:
+            await self.generation.wait_for_worker(self.dashboard.waiting)
         self._observers.notify(
             "run_start", run_dir=self.files.url, config_hash=self._setup.config_hash
         )

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.errors import TrainingError
-from rlax_plugin.base.types import Judged, Rejected, Request, TrainBatch, group_of
+from rlax_plugin.base.types import Judged, Rejected, Request, TrainBatch, group_of, staleness_of
 from rlax_plugin.rollout.fleet.scaling import Decision
 from rlax_plugin.run.controller.buffer import Buffer
 from rlax_plugin.run.controller.issuing import Issuing
@@ -219,7 +219,7 @@ class Flow:
             await self._changed.wait()
         self._making, self.show_first = False, None
         ids = tuple(group.id for group in batch.groups)
-        staleness = step - self._buffer.groups.oldest_version(ids)
+        staleness = staleness_of(step, self._buffer.groups.oldest_version(ids))
         self._history.note(ev.Trained(step, ids, staleness))
         stats = self._history.take_stats()
         self._buffer.drop_stale(step + 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from rlax_plugin.base.types import Request
+from rlax_plugin.base.types import NO_VERSION, Request
 from rlax_plugin.config import RlaxSection
 
 
@@ -27,6 +27,7 @@ class Staleness:
 
     def __init__(self, section: RlaxSection, groups: int):
         self._max_staleness = section.staleness.max_staleness
+        self._logged = section.trains_on_log
         self._groups, lead = groups, section.staleness.steps_ahead
         self._most_ahead = lead * groups - 1
         self.capacity = math.ceil(lead * groups * section.curation.oversample)
@@ -51,4 +52,4 @@ class Staleness:
 
     def oldest(self, step: int) -> int:
         """Returns the oldest version whose tokens can train at ``step``."""
-        return step - self._max_staleness
+        return NO_VERSION if self._logged else step - self._max_staleness

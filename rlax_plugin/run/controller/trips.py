@@ -29,6 +29,7 @@ from rlax_plugin.run.controller.screening import Ended, Savings, Screening, join
 from rlax_plugin.run.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.run.metrics.spans import Span
 from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state.logged_samples import LoggedSamples
 from rlax_plugin.run.state.run_history import RunHistory
 from rlax_plugin.run.state.run_state import Open
 
@@ -42,6 +43,7 @@ class Trips:
       observers: receive each scored group.
       turns: records the turns of episodes under way.
       refresher: changes the next attempt at a group whose samples turn out to be void.
+      logged: has the groups, which are not generated then; None: they are.
     """
 
     def __init__(
@@ -55,10 +57,12 @@ class Trips:
         history: RunHistory,
         turns: Turns,
         refresher: RequestRefresher,
+        logged: LoggedSamples | None = None,
     ):
         self._section, self._filters = section, filters
         self._guard, self._observers = guard, observers
         self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
+        self._logged = logged
         self._rewards, self._refresher = generation.rewards, refresher
         self._scheduled = section.rollouts.only_temperature is None
         self._history, self._turns = history, turns
@@ -78,6 +82,11 @@ class Trips:
           RlaxError: it cannot be generated, a deadline has passed, or the guard ends the run.
         """
         group = request.key.group
+        if self._logged is not None:
+            index = self._history.open[group].index
+            self._logged.check_vocabulary(index, self._dispatcher.vocabulary)
+            self._judge(self._logged.group(index, group, request.attempt), None)
+            return
         try:
             self._judge(*await self._scored(request, self._history.open[group]))
         except GivenUp as given_up:

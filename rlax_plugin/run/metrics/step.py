@@ -21,6 +21,7 @@ from rlax_plugin.base.types import (
     ScoredGroup,
     TrainBatch,
     group_of,
+    staleness_of,
 )
 from rlax_plugin.config import RlaxSection, Schedule
 from rlax_plugin.run.metrics.spans import Span
@@ -133,7 +134,7 @@ def step_metrics(
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
     lengths = [episode.tokens for g in scored for episode in g.episodes]
     trained = [episode.tokens for g in groups for episode in g.episodes]
-    staleness = [done.step - g.oldest_version for g in groups]
+    staleness = [staleness_of(done.step, g.oldest_version) for g in groups]
     rejected = [
         one
         for one in done.stats.scored
@@ -228,6 +229,8 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
 
     Rewards that are used twice get an index suffix.
     """
+    if section.trains_on_log:  # its rewards are not this run's
+        return {}
     if len(section.rewards) < 2 and all(choice.weight == 1 for choice in section.rewards):
         return {}
     names = [choice.plain_name for choice in section.rewards]

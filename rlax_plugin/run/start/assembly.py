@@ -15,6 +15,7 @@ from rlax_plugin.base.types import SAFETENSORS
 from rlax_plugin.config.identity import host_hash
 from rlax_plugin.data.curation.pass_rate_files import About
 from rlax_plugin.data.prompts.of_run import RunPrompts
+from rlax_plugin.ports.curation import Sampler
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener
@@ -49,6 +50,7 @@ from rlax_plugin.run.start.run_directory import weights_directory
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.run.state import endpoints
 from rlax_plugin.run.state.ledger import Ledger
+from rlax_plugin.run.state.logged_samples import LoggedSamples, LogOrder
 from rlax_plugin.run.state.recorder import Recorder
 from rlax_plugin.run.state.retention import retaining
 from rlax_plugin.run.state.run_history import RunHistory
@@ -101,6 +103,7 @@ class _Assembly:
       running: receives the cleanup of each started part.
       prompts: of training and of evaluations.
       observed: shows the run to the user's other commands.
+      logged: see ``assemble``.
     """
 
     def __init__(
@@ -111,12 +114,13 @@ class _Assembly:
         running: Running,
         prompts: RunPrompts,
         observed: ObservedRun,
+        logged: LoggedSamples | None,
     ):
         self._setup, self._trainer, self._observers = setup, trainer, observers
         self._observed = observed
         self._prompts, self._builder, self._section = prompts, setup.builder, setup.section
         self._closing, self._supervision = running.closing, running.supervision
-        self._running = running
+        self._running, self._logged = running, logged
 
     async def controller(self) -> Assembled:
         s, setup, builder = self._section, self._setup, self._builder
@@ -129,9 +133,11 @@ class _Assembly:
             ChosenFilter(Chosen.build(builder, "filter", choice, f"rlax.curation.filters.{i}"))
             for i, choice in enumerate(s.curation.filters)
         ]
-        sampler = ChosenSampler(
-            Chosen.build(builder, "sampler", s.curation.sampler, "rlax.curation.sampler")
-        )
+        sampler: Sampler = LogOrder()
+        if self._logged is None:
+            sampler = ChosenSampler(
+                Chosen.build(builder, "sampler", s.curation.sampler, "rlax.curation.sampler")
+            )
         slots: ObjectiveSlots = builder.registry.slots(builder.context)
         records = await self._records(about)
         parameters = await self._parameter_server(store)
@@ -177,6 +183,7 @@ class _Assembly:
             history=history,
             turns=turns,
             refresher=issuing,
+            logged=self._logged,
         )
         flow = Flow(
             history=history,
@@ -382,10 +389,16 @@ async def assemble(
     running: Running,
     prompts: RunPrompts,
     observed: ObservedRun,
+    logged: LoggedSamples | None = None,
 ) -> Assembled:
     """Brings up the reward pool, the endpoints and the workers; for ``Running.bring_up``.
+
+    Args:
+      logged: what the run trains on; None: on samples that it generates.
 
     Raises:
       RlaxError: a part did not start.
     """
-    return await _Assembly(setup, trainer, observers, running, prompts, observed).controller()
+    return await _Assembly(
+        setup, trainer, observers, running, prompts, observed, logged
+    ).controller()

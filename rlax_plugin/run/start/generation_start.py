@@ -98,7 +98,8 @@ class GenerationStart:
         section, source = builder.section, prompts.source
         config: ResolvedConfig = builder.context.config or ResolvedConfig(section)
         launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
-        self._config, self.devices = config, Devices() if launcher.colocated else None
+        self._config, self._launches = config, not section.needs_no_workers
+        self.devices = Devices() if launcher.colocated and self._launches else None
         rewards = self._reward_pool(section, "rlax.rewards")
         own_rewards = {
             name: self._reward_pool(
@@ -171,7 +172,7 @@ class GenerationStart:
             deadlines=section.deadlines,
             source=source,
             launcher=launcher,
-            scaler=Scaler(launcher.scaling) if launcher.scaling else None,
+            scaler=Scaler(launcher.scaling) if launcher.scaling and self._launches else None,
             rewards=rewards,
             fleet=fleet,
             pace=pace,
@@ -215,10 +216,10 @@ class GenerationStart:
         closing.ends("telling the workers", key, made.fleet.dismiss, told_s)
         closing.ends("the launcher", "rlax.launcher", launcher.stop, launcher.stop_s)
         closing.part().push_async_callback(made.dispatcher.close)
-        await asyncio.gather(
-            *(pool.start() for pool in self._pools),
-            launcher.start(self.address, self._run_dir, self.secrets.worker_file),
-        )
+        starts = [pool.start() for pool in self._pools]
+        if self._launches:
+            starts.append(launcher.start(self.address, self._run_dir, self.secrets.worker_file))
+        await asyncio.gather(*starts)
         spawn = self._running.supervision.spawn
         if self.devices is not None:
             secret = FollowedSecret(self.secrets.worker_file, "rlax.launcher")

@@ -209,7 +209,8 @@ def _length(run: Judged) -> str | None:
 
 def _equal_groups(run: Judged) -> str | None:
     equal = run.stats.mean("batch/groups_equal")
-    if equal is None or equal < EQUAL_GROUPS:
+    # Logged samples may be imitated, whatever their rewards.
+    if equal is None or equal < EQUAL_GROUPS or run.section.trains_on_log:
         return None
     return (
         f"{100 * equal:.0f} % of the trained groups had equal rewards "

@@ -6,6 +6,7 @@ lives on an event loop on a second thread. They meet in ``ControllerPort``.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -62,6 +63,7 @@ from rlax_plugin.run.start.running import Running
 from rlax_plugin.run.start.schedules import schedules_of
 from rlax_plugin.run.start.signals import Signals
 from rlax_plugin.run.state.journal import FORMAT, check_format
+from rlax_plugin.run.state.logged_samples import LoggedSamples, read_logged
 
 INTERRUPTED = 130
 
@@ -208,11 +210,13 @@ class _Run:
                 with self._dashboard:
                     for line in exposures(setup.files, builder.context.run_dir, self._section):
                         self._dashboard.message(f"warning: {line}")
-                    prompts = self._read_prompts()
+                    prompts, logged = self._read_prompts()
                     deadline_s = self._section.deadlines.startup_s
                     ends = ends_at("rlax.deadlines.startup_s", deadline_s)
                     self._dashboard.waiting.begin("starting the controller", ends=ends)
-                    work = assemble(setup, trainer, observers, running, prompts, self._observed)
+                    work = assemble(
+                        setup, trainer, observers, running, prompts, self._observed, logged
+                    )
                     run = running.bring_up(work, "starting the controller", deadline_s)
                     running.last.callback(run.publisher.close)
                     stopped = self._train(running, run, trainer)
@@ -222,18 +226,27 @@ class _Run:
                 raise
         return INTERRUPTED if stopped else 0
 
-    def _read_prompts(self) -> RunPrompts:
-        """Reads the prompts on this thread, as it may take minutes; a resume must find the same."""
+    def _read_prompts(self) -> tuple[RunPrompts, LoggedSamples | None]:
+        """Reads prompts and logged samples on this thread, as it may take minutes.
+
+        A resume must find the same.
+        """
         builder = self._setup.builder
         part, note = builder.part, self._dashboard.message
         prompts_s = self._section.deadlines.prompts_s
         ends = ends_at("rlax.deadlines.prompts_s", prompts_s, " without another row")
         self._dashboard.waiting.begin("reading the prompts", ends=ends)
-        prompts = RunPrompts.read(self._section, part, note=note)
+        trains = not self._section.trains_on_log
+        prompts, logged = RunPrompts.read(self._section, part, trains=trains, note=note), None
         check_stages(self._section.curation.stages, prompts.train)
         check_data(self._section, builder.context.functions, prompts)
+        if not trains:
+            slots = builder.registry.slots(builder.context)
+            logged = read_logged(self._section, prompts.source, slots, self._maxtext)
+            note(logged.note)
+            prompts = dataclasses.replace(prompts, train=logged.prompts)
         record_prompts(self._setup.files, self._section, prompts)
-        return prompts
+        return prompts, logged
 
     def _train(self, running: Running, run: Assembled, trainer: Trainer) -> bool:
         """Trains and evaluates; returns True if training was stopped before its end."""

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.base.errors import TrainingError
-from rlax_plugin.base.types import Episode, Sampled, Score, ScoredGroup, TrainBatch, Trajectory
+from rlax_plugin.base.types import (
+    NO_VERSION,
+    Episode,
+    Sampled,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    Trajectory,
+)
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.training.objective import shared_prompts as shared
 from rlax_plugin.training.objective.advantages import PAID_AT_TOKENS, REWARD_PARTS
@@ -352,11 +360,17 @@ def _check(batch: TrainBatch, length: int, temperatures: bool) -> None:
     sampled = [s for _, episode, _ in trained for s in episode.sampled]
     if not sampled:
         return
-    numbers = [*(advantage for *_, advantage in trained), *(s.logprobs for s in sampled)]
+    known = (s.logprobs for s in sampled if not _unknown(s))
+    numbers = [*(advantage for *_, advantage in trained), *known]
     finite = np.isfinite(np.concatenate(numbers, axis=None)).all()
     if not finite or np.concatenate([s.versions for s in sampled]).max() >= step:
         for where, episode, advantage in trained:  # one after the other, to name it
             _check_trained(where, episode, advantage, step)
+
+
+def _unknown(sampled: Sampled) -> bool:
+    """True if a log has lacked the log-probs of a sample, so that all are NaN."""
+    return bool((sampled.versions == NO_VERSION).all() and np.isnan(sampled.logprobs).all())
 
 
 def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:
@@ -381,7 +395,7 @@ def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:
 def _check_trained(where: str, episode: Episode, advantage: np.ndarray, step: int) -> None:
     """Raises TrainingError if an episode could not have been generated for this step."""
     for s in episode.sampled:
-        if not (np.isfinite(advantage).all() and np.isfinite(s.logprobs).all()):
+        if not (np.isfinite(advantage).all() and (_unknown(s) or np.isfinite(s.logprobs).all())):
             raise TrainingError(f"{where} has an advantage or log-probs that are not finite")
         if (newest := s.versions.max()) >= step:
             raise TrainingError(

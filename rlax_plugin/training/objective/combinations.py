@@ -12,7 +12,13 @@ from typing import Any, get_args
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.training.objective import adaptive_kl
-from rlax_plugin.training.objective.inputs import Ratio, RatioFactor, StaleCorrection
+from rlax_plugin.training.objective.inputs import (
+    Imitation,
+    Ratio,
+    RatioFactor,
+    StaleCorrection,
+)
+from rlax_plugin.training.objective.slots import ObjectiveSlots
 from rlax_plugin.training.objective.weighing import counts_kept
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
@@ -34,15 +40,18 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
       built: config key below ``rlax.objective`` -> part, of every slot.
 
     Raises:
-      ConfigError: a ratio enters twice; samples of old weights are not corrected, or several
-        updates use a term without a ratio; options that contradict each other or have no effect.
+      ConfigError: a ratio enters twice; samples of old weights or of another run are not
+        corrected, or several updates use a term without a ratio; options that contradict each other
+        or have no effect.
     """
     _check_ratios(section, algorithm, built)
     _check_options(section, algorithm)
     if counts_kept(built.get("kl.aggregation")) and not counts_kept(built["aggregation"]):
         key, reason = "rlax.objective.kl.aggregation.count", "has no effect by itself: set "
         raise ConfigError(key, "kept", f"{reason}rlax.objective.aggregation.count, which decides")
-    if section.objective.allow_uncorrected:
+    advantage, logged = built["advantage"], section.trains_on_log
+    imitates = isinstance(advantage, Imitation) and advantage.imitates
+    if section.objective.allow_uncorrected or (logged and imitates):
         return
     preset, most = section.objective.preset, section.staleness.max_staleness
     # What multiplies the advantage; grad_2 is another term.
@@ -51,7 +60,17 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     if algorithm.old_policy == "reprefill" and most > section.staleness.reload_every + 1:
         shows_age = ("policy/behaviour",)
     correcting = [p for p in parts if isinstance(p, StaleCorrection) and p.corrects]
-    if most > 1 and not any(_ratio(part) in shows_age for part in correcting):
+    corrected = any(_ratio(part) in shows_age for part in correcting)
+    if logged and not corrected:
+        raise ConfigError(
+            "rlax.objective.preset",
+            preset,
+            f"has no correction for samples of another policy with old_policy: "
+            f"{algorithm.old_policy}, which rlax.logged_samples are. Use behaviour_cloning or awr, "
+            "which imitate, or aipo; rlax.objective.allow_uncorrected: true switches this check "
+            "off",
+        )
+    if most > 1 and not corrected:
         raise ConfigError(
             "rlax.objective.preset",
             preset,
@@ -127,6 +146,19 @@ def _check_kl(algorithm: Algorithm) -> None:
             raise ConfigError(key, value.name if isinstance(value, Choice) else value, reason)
 
 
+def reads_logprobs(slots: ObjectiveSlots) -> bool:
+    """True if an objective reads mu, the log-probs that samples were generated with."""
+    algorithm, kl = slots.algorithm, slots.algorithm.kl
+    at_sampling = kl.penalises and (kl.placement == "reward" or kl.times == "behaviour_ratio")
+    if at_sampling or slots.corrections:
+        return True
+    parts = (slots.importance_weight, slots.grad_1, slots.grad_2)
+    if algorithm.old_policy != "sampler":
+        return any(_ratio(part) in ("policy/behaviour", "old/behaviour") for part in parts)
+    other_terms = algorithm.grad_2.name != "none" or (kl.penalises and kl.times is not None)
+    return other_terms or any(_ratio(part) is not None for part in parts)
+
+
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     _check_kl(algorithm)
     rollouts = section.rollouts
@@ -135,6 +167,9 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("rlax.objective.corrections", names, f"must name {name!r} once")
+    if algorithm.old_policy == "reprefill" and section.trains_on_log:
+        reason = "needs the weights that generated the samples, which rlax.logged_samples lack"
+        raise ConfigError("rlax.objective.old_policy", "reprefill", f"{reason}: choose proximal")
     if algorithm.old_policy == "reprefill" and rollouts.on_new_weights == "continue":
         raise ConfigError(
             "rlax.objective.old_policy",

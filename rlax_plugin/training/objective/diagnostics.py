@@ -151,7 +151,7 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
       ``objective/explained_variance`` of the returns by the values of a critic, 1 - Var(returns -
       values) / Var(returns), if returns differ;
       ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). Means over nothing
-      are left out.
+      are left out, and what compares with the log-probs of logged samples that have none.
     """
     tokens = float(totals["tokens"])
     report = {"objective/tokens": tokens, "objective/sequences": float(totals["sequences"])}
@@ -159,9 +159,14 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
     if tokens > 0:
         report |= {k: float(v) / tokens for k, v in totals.items() if k.startswith("objective/")}
         w, w2, logprob, behaviour_logprob = (float(totals[name]) / tokens for name in _RAW)
-        report["objective/chi_squared"] = w2 - 1.0
-        report["objective/effective_sample_size"] = w**2 / w2 if w2 > 0 else float("nan")
-        report["objective/perplexity_gap"] = float(np.expm1(behaviour_logprob - logprob))
+        if np.isnan(behaviour_logprob):  # of logged samples without log-probs; others are checked
+            of_behaviour = ("ratio", "kl_k1", "kl_k3")
+            nothing = [f"objective/{name}" for name in of_behaviour]
+            report = {k: v for k, v in report.items() if k not in nothing or not np.isnan(v)}
+        else:
+            report["objective/chi_squared"] = w2 - 1.0
+            report["objective/effective_sample_size"] = w**2 / w2 if w2 > 0 else float("nan")
+            report["objective/perplexity_gap"] = float(np.expm1(behaviour_logprob - logprob))
     if (spread := float(totals.get(_RETURNS_SPREAD, 0.0))) > 0:
         report["objective/explained_variance"] = 1.0 - float(totals[_ERROR_SPREAD]) / spread
     fresh = float(totals["gap_count"])

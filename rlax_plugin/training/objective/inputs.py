@@ -245,6 +245,17 @@ class StaleCorrection(Protocol):
 
 
 @runtime_checkable
+class Imitation(Protocol):
+    """An advantage that may be the weight of a likelihood.
+
+    Attributes:
+      imitates: True if it is never below 0, so that samples of any policy may train.
+    """
+
+    imitates: bool
+
+
+@runtime_checkable
 class Rejection(Protocol):
     """A correction that is a mask.
 

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rlax_plugin.base.files.run_files import RunFiles
-from rlax_plugin.base.types import Episode, Rejected, Sampled, Score, ScoredGroup
+from rlax_plugin.base.types import (
+    NO_VERSION,
+    Episode,
+    Rejected,
+    Sampled,
+    Score,
+    ScoredGroup,
+    staleness_of,
+)
 from rlax_plugin.config import value_at
 from rlax_plugin.run.state import journal
 from rlax_plugin.run.state.journal import JournalError, NotKeptError, Segment
@@ -144,7 +152,7 @@ class Contents:
     def _check_staleness(self, step: int, oldest: list[int], history: History) -> None:
         """Compares the staleness in ``Trained`` with the oldest version of each of its groups."""
         (trained,) = history.trained
-        staleness = step - min(oldest, default=step)
+        staleness = staleness_of(step, min(oldest, default=step))
         self._figures.max_staleness = max(self._figures.max_staleness, staleness)
         if len(oldest) == len(trained.groups) and staleness != trained.staleness:
             self._findings.violation(
@@ -164,7 +172,7 @@ class Contents:
             return
         oldest = []
         for recorded in batch:
-            group, problem = recorded.group, _malformed(recorded, self._limits.group_size)
+            group, problem = recorded.group, _malformed(recorded, self._limits)
             if problem:
                 self._findings.violation(
                     Rule.BATCH_DIFFERS, f"group {group.id} {problem}", step=step, group=group.id
@@ -195,6 +203,16 @@ class Contents:
             )
 
     def _check_versions(self, group: int, step: int, oldest: int, newest: int) -> None:
+        if self._limits.logged:
+            if (oldest, newest) != (NO_VERSION, NO_VERSION):
+                self._findings.violation(
+                    Rule.MIXED_VERSIONS,
+                    f"group {group} trains at step {step} with tokens of versions {oldest} to "
+                    f"{newest}: expected {NO_VERSION}, as those of logged samples",
+                    step=step,
+                    group=group,
+                )
+            return
         if newest >= step:
             self._findings.violation(
                 Rule.FUTURE_VERSION,
@@ -228,14 +246,15 @@ class Contents:
     def _check_scored(self, recorded: RecordedGroup, one: Alive) -> None:
         group, judged = recorded.group, recorded.judged
         rejected = judged.reason if isinstance(judged, Rejected) else None
-        seeds = [sampled.seed for sampled in group.sampled]
+        logged = self._limits.logged  # the same sample in each epoch
+        seeds = [] if logged else [sampled.seed for sampled in group.sampled]
         self._seeds.extend(seeds)
         self._groups.extend([group.id] * len(seeds))
         problems = (
             (Rule.GENERATION_DIFFERS, self._generation(group, one)),
             (Rule.JUDGEMENT_DIFFERS, self._judgement(group, rejected, one)),
             (Rule.MIXED_VERSIONS, self._mixed(group)),
-            (Rule.REPEATED_SEED, _repeated_seed(group)),
+            (Rule.REPEATED_SEED, None if logged else _repeated_seed(group)),
         )
         for rule, problem in problems:
             if problem:
@@ -335,13 +354,14 @@ def _samples(group: ScoredGroup) -> Iterator[tuple[Episode, Sampled]]:
     return ((episode, sampled) for episode in group.episodes for sampled in episode.sampled)
 
 
-def _malformed(recorded: RecordedGroup, size: int) -> str | None:
+def _malformed(recorded: RecordedGroup, limits: Limits) -> str | None:
     """Returns the reason why a group cannot be part of a batch; None if it can."""
     group, advantages = recorded.group, recorded.advantages
     if advantages is None or not np.isfinite(advantages).all():
         return "has no advantages"
     indices = [episode.index for episode in group.episodes]
-    if indices != list(range(size)):
+    size = min(len(indices), limits.group_size) if limits.logged else limits.group_size
+    if not size or indices != list(range(size)):
         return f"has the samples {indices}: expected 0 to {size - 1}"
     for episode, sampled in _samples(group):
         if sampled.finish is None:

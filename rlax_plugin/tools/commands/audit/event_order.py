@@ -150,7 +150,7 @@ class History:
             one.generated = Generation(event)
         for version in (event.oldest_version, event.newest_version):
             self._generated_with.setdefault(version, event.group)
-        if event.oldest_version < one.min_version:
+        if event.oldest_version < one.min_version and not self._limits.logged:
             self._findings.violation(
                 Rule.TOO_OLD,
                 f"group {event.group} was generated with version {event.oldest_version}: expected "

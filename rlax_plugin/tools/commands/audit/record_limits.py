@@ -15,6 +15,7 @@ from rlax_plugin.config import (
     Batches,
     Curation,
     Episodes,
+    LoggedSamples,
     RewardChoice,
     Rollouts,
     Schedule,
@@ -35,6 +36,8 @@ class Limits:
       rows, row_tokens, sequences_per_row, shared_prompts: the layout of a batch.
       group_sequences: maximum number of sequences of one group.
       reward_weights: weights of ``rlax.rewards``; (): an environment gives rewards as well.
+      logged: True if the run trains on logged samples, which have neither versions nor seeds of
+        the run, and any number in a group up to ``group_size``.
       temperature: that of rollouts, if it is a schedule; None: groups record none.
     """
 
@@ -51,6 +54,7 @@ class Limits:
     pass_threshold: float
     reward_weights: tuple[Scheduled[float], ...]
     temperature: Schedule | None
+    logged: bool = False
 
 
 def read_limits(files: RunFiles) -> Limits:
@@ -100,6 +104,7 @@ def read_limits(files: RunFiles) -> Limits:
         shared_prompts=batches.shared_prompts,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
         temperature=temperature if isinstance(temperature, Schedule) else None,
+        logged=bool(part(LoggedSamples, "logged_samples", "path").path),
         reward_weights=() if several else _weights(section.get("rewards") or []),
     )
 

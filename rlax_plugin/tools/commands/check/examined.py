@@ -19,6 +19,7 @@ from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.controller.screening import check_rewards
 from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.preflight import check_places, check_start
+from rlax_plugin.run.state.logged_samples import read_logged
 from rlax_plugin.training.objective.loss import ObjectiveSlots
 
 
@@ -39,10 +40,18 @@ class Prompts:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, section: RlaxSection, part: Part, functions: Mapping[str, str]) -> Prompts:
-        """Reads the prompts, also those of every evaluation set.
+    def of(
+        cls,
+        section: RlaxSection,
+        part: Part,
+        functions: Mapping[str, str],
+        slots: ObjectiveSlots,
+        maxtext: Mapping[str, Any],
+    ) -> Prompts:
+        """Reads the prompts, also those of every evaluation set, and logged samples.
 
         Args:
+          slots, maxtext: see ``read_logged``.
           part: builds a part of the config.
           functions: see ``BuildContext``; the prompts must have their columns.
 
@@ -50,9 +59,14 @@ class Prompts:
           RlaxError: there are no prompts, they cannot be read, or one is longer than allowed.
         """
         notes: list[str] = []
-        found = RunPrompts.read(section, part, note=notes.append)
+        trains = not section.trains_on_log
+        found = RunPrompts.read(section, part, trains=trains, note=notes.append)
         check_stages(section.curation.stages, found.train)
         check_data(section, functions, found)
+        if not trains:
+            logged = read_logged(section, found.source, slots, maxtext)
+            notes.append(logged.note)
+            found = replace(found, train=logged.prompts)
         held_out = len(found.asked[0].prompts) if found.asked else 0
         return cls(len(found.train), longest_prompt(found.train), held_out, tuple(notes))
 
@@ -158,4 +172,5 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
         check_rewards(section, needs_of(forms))
-    return replace(config, checked=checked, prompts=Prompts.of(section, part, context.functions))
+    found = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
+    return replace(config, checked=checked, prompts=found)

@@ -48,6 +48,23 @@ def test_length_weighted_by_hand():
     np.testing.assert_allclose(found, [1.5, -0.5, 0.5])
 
 
+def test_exponential_weights_by_hand():
+    # Group of 3, 0, 0: mean 1, so 2, -1, -1; of 5, 5: 0.
+    rewards, groups = [3, 5, 0, 5, 0], [0, 1, 0, 1, 0]
+    e = math.exp
+    found = advantages(rewards, groups=groups, name="exponential")
+    np.testing.assert_allclose(found, [e(2), 1, e(-1), 1, e(-1)], rtol=1e-12)
+    found = advantages(rewards, groups=groups, name="exponential", beta=0.5, cap=9)
+    np.testing.assert_allclose(found, [9, 1, e(-2), 1, e(-2)], rtol=1e-12)  # e^4 is above 9
+    # The mean of all is 13/5.
+    found = advantages(rewards, groups=groups, name="exponential", baseline="batch_mean")
+    np.testing.assert_allclose(found, [e(0.4), e(2.4), e(-2.6), e(2.4), e(-2.6)], rtol=1e-12)
+    # exp(1000) would be infinite.
+    found = advantages([2000, 0], name="exponential")
+    np.testing.assert_allclose(found, [20, 0])
+    np.testing.assert_array_equal(advantages([3, 0], name="one"), [1, 1])
+
+
 def test_batch_normalised_by_hand():
     options = {"name": "batch_normalised", "epsilon": 0}
     # Samples 3, 0 of lengths 1, 2 as tokens 3, 0, 0: mean 1, variance (4 + 1 + 1)/2 = 3.

@@ -7,6 +7,7 @@ import pytest
 from objective_harness import PRESETS, data_of, differentiated, jit, slots_of
 
 from rlax_plugin.base.errors import ConfigError, PluginError
+from rlax_plugin.training.objective.combinations import reads_logprobs
 from rlax_plugin.training.objective.presets import presets_from_yaml
 
 
@@ -30,6 +31,36 @@ def test_stale_samples_need_a_correction(preset):
         old_policy="proximal",
         corrections=[{"name": "truncated_importance_sampling"}],
     )
+
+
+def test_logged_samples_are_imitated_or_corrected():
+    for preset in ("behaviour_cloning", "awr", "cispo", "aipo", "topr", "decoupled_ppo"):
+        slots_of(preset, logged=True)
+    slots_of("awr", logged=True, epochs=2)  # pi_theta may be any policy
+    for preset in ("grpo", "rloo", "dapo"):
+        with pytest.raises(ConfigError, match="no correction for samples of another policy"):
+            slots_of(preset, logged=True)
+        slots_of(preset, logged=True, allow_uncorrected=True)
+    with pytest.raises(ConfigError, match="choose proximal"):
+        slots_of("aipo", logged=True, old_policy="reprefill")
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "reads"),
+    [
+        ("behaviour_cloning", {}, False),
+        ("behaviour_cloning", {"kl": {"coefficient": 0.1}}, False),
+        ("behaviour_cloning", {"kl": {"coefficient": 0.1, "placement": "reward"}}, True),
+        ("behaviour_cloning", {"corrections": [{"name": "icepop"}]}, True),
+        ("behaviour_cloning", {"grad_2": {"name": "log_ratio_penalty"}}, True),
+        ("grpo", {}, True),
+        ("grpo", {"old_policy": "proximal"}, False),
+        ("aipo", {"old_policy": "proximal"}, True),
+        ("decoupled_ppo", {}, True),
+    ],
+)
+def test_which_objectives_read_the_log_probs_of_samples(preset, changes, reads):
+    assert reads_logprobs(slots_of(preset, **changes)) == reads
 
 
 def test_cispo_of_the_proximal_policy_corrects_nothing():

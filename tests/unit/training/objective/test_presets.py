@@ -83,6 +83,14 @@ BY_HAND = {
         5.1 * P - 4.85 * Q,
         5,
     ),
+    "behaviour_cloning": ((1, 1), (1, 1, 1, 1, 1), None, 5),
+    # exp(1 - 1/2) and exp(0 - 1/2).
+    "awr": (
+        (math.exp(0.5), math.exp(-0.5)),
+        (math.exp(0.5),) * 2 + (math.exp(-0.5),) * 3,
+        None,
+        5,
+    ),
 }
 
 
