@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
-from rlax_plugin.ports.training import Trainer
+import numpy as np
+from safetensors.numpy import load_file
+
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.ports.training import Conversion, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.fakes import FakeTrainerPort
@@ -22,6 +28,21 @@ _CHECKPOINT = (
 def check_trainer(trial: Trial, part: Inspection) -> None:
     """Trains the toy policy."""
     check_training(trial.build, FakeTrainerPort, STEPS, part)
+
+
+def _check_conversion(conversion: Conversion, arrays: Arrays) -> None:
+    """Compares what a conversion writes with what it says that it has written."""
+    tensors: dict[str, np.ndarray] = {}
+    with tempfile.TemporaryDirectory(prefix="rlax-check-") as folder:
+        conversion(arrays, Path(folder), tensors.__setitem__)
+        files = [load_file(file) for file in Path(folder).glob("*.safetensors")]
+    found = {name: tensor for file in files for name, tensor in file.items()}
+    require(bool(found), "there are no tensors in files *.safetensors")
+    for name in sorted(found.keys() | tensors.keys()):
+        same = name in found and name in tensors
+        same = same and found[name].dtype == tensors[name].dtype
+        same = same and np.array_equal(found[name], tensors[name])
+        require(same, f"tensor {name!r} in the files is not the one given to wrote")
 
 
 def check_training(
@@ -67,14 +88,21 @@ def check_training(
     with part.rule(
         "continues from its checkpoint, step by step to the last one", f"{_ORDER}; {_CHECKPOINT}"
     ):
-        port = make_port()
-        make_trainer().run(port)
+        port, trainer = make_port(), make_trainer()
+        trainer.run(port)
         port.close()
         call = port.calls[0]
         require(call == ("publish", 1), f"started again after step 1, its first call is {call}")
         require(port.last_step == steps, f"it ended after step {port.last_step} of {steps}")
         saved = ("before_checkpoint", steps) in port.calls
         require(saved, f"no before_checkpoint({steps}) among {port.calls}")
+    if part.sound and trainer.converts_versions:
+        with part.rule(
+            "converts what it has published into the files that it names",
+            "converter() returns a function (arrays, directory, wrote) that writes *.safetensors "
+            "into the directory, and calls wrote(name, tensor) for each tensor in them",
+        ):
+            _check_conversion(trainer.converter(), port.published[steps])
     reader = make_trainer()
     if part.sound and reader.keeps_checkpoints:
         with part.rule(
