@@ -30,6 +30,12 @@ GAP_BINS = 64
 # everything above (and NaN).
 GAP_EDGES = np.append(np.logspace(-8, 2, GAP_BINS - 1), np.inf)
 
+GAP_DEPTHS = np.array([1, *(1 << k for k in range(7, 20))])
+"""Smallest number of tokens before a token, for each row of ``gap_hist``: 1, 128, 256, ..., 2^19.
+
+A fault of positions or caches begins at a depth; shorter contexts than 128 tokens have few.
+"""
+
 # What ``summarise`` makes of sums, beside their means: no slot may report one of these names.
 DERIVED = frozenset(
     f"objective/{name}"
@@ -43,12 +49,15 @@ DERIVED = frozenset(
 _RAW = ("behaviour/w", "behaviour/w2", "behaviour/logprob", "behaviour/behaviour_logprob")
 
 
-def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
+def sums(
+    inputs: TokenInputs, staleness_bt: jax.Array, position_bt: jax.Array | None = None
+) -> dict[str, jax.Array]:
     """Returns sums over tokens; the trainer-sampler gap only where both held equal weights.
 
     Args:
       inputs: without gradients.
       staleness_bt: ``rl_staleness``.
+      position_bt: ``targets_position``; None: all tokens count as shallow.
 
     Returns:
       ``objective/<name>``, whose mean over tokens is reported; ``behaviour/*``, ``gap_*``,
@@ -76,13 +85,17 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
 
     fresh_bt = (inputs.mask_bt > 0) & (staleness_bt == 1)
     gap_bt = jnp.where(fresh_bt, jnp.abs(log_w_bt), 0.0)
-    # ``not <=`` instead of ``>`` counts NaN in the last bin. XLA fuses the comparison into the sum.
-    above_bte = fresh_bt[..., None] & ~(gap_bt[..., None] <= GAP_EDGES[:-1].astype(np.float32))
-    above_e = above_bte.sum(axis=(0, 1), dtype=jnp.float32)
-    count = fresh_bt.sum(dtype=jnp.float32)
+    # ``not <=`` instead of ``>`` counts NaN in the last bin.
+    above_bte = ~(gap_bt[..., None] <= GAP_EDGES[:-1].astype(np.float32))
+    at_least_bte = jnp.insert(above_bte, 0, True, axis=-1).astype(jnp.float32)
+    if position_bt is None:
+        position_bt = jnp.zeros(gap_bt.shape, jnp.int32)
+    depth_bt = jnp.searchsorted(GAP_DEPTHS, position_bt + 1, side="right", method="compare_all") - 1
+    deep_btd = jax.nn.one_hot(depth_bt, len(GAP_DEPTHS)) * fresh_bt[..., None]
+    at_least_de = jnp.einsum("btd,bte->de", deep_btd, at_least_bte)
     found["gap_sum"] = gap_bt.sum()
-    found["gap_count"] = count
-    found["gap_hist"] = jnp.append(count, above_e) - jnp.append(above_e, 0.0)
+    found["gap_count"] = fresh_bt.sum(dtype=jnp.float32)
+    found["gap_hist"] = at_least_de - jnp.pad(at_least_de[:, 1:], ((0, 0), (0, 1)))
     if (group_bt := inputs.batch.get("rl_group")) is not None:
         # By two digits: one-hot vectors of all places would take a hundred times the memory, and
         # a scatter is slow on a TPU. NaN is the trainer's own, and would spread over all places.
@@ -150,8 +163,9 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
       ``objective/<name>`` of each further term of the loss, its sum over its weight;
       ``objective/explained_variance`` of the returns by the values of a critic, 1 - Var(returns -
       values) / Var(returns), if returns differ;
-      ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). Means over nothing
-      are left out, and what compares with the log-probs of logged samples that have none.
+      ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1), and the 95th
+      percentile of each of several ``GAP_DEPTHS``. Means over nothing are left out, and what
+      compares with the log-probs of logged samples that have none.
     """
     tokens = float(totals["tokens"])
     report = {"objective/tokens": tokens, "objective/sequences": float(totals["sequences"])}
@@ -172,8 +186,13 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
     fresh = float(totals["gap_count"])
     report["logprob_gap/tokens"] = fresh
     if fresh > 0:
-        hist = np.asarray(totals["gap_hist"])
+        hist_de = np.asarray(totals["gap_hist"]).reshape(-1, GAP_BINS)  # [64]: of all depths
+        hist = hist_de.sum(axis=0)
         report["logprob_gap/mean"] = float(totals["gap_sum"]) / fresh
         report["logprob_gap/p95"] = gap_quantile(hist, 0.95)
         report["logprob_gap/max"] = gap_quantile(hist, 1.0)
+        if len(depths := np.flatnonzero(hist_de.any(axis=1))) > 1:
+            for depth in depths:
+                name = f"logprob_gap/p95_from_{GAP_DEPTHS[depth]}"
+                report[name] = gap_quantile(hist_de[depth], 0.95)
     return report

@@ -281,7 +281,7 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
 
     - loss_sum: scalar, -J, to be minimised;
     - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
-    - metrics: sums that add up over micro-batches: scalars, ``gap_hist`` [64], and those of
+    - metrics: sums that add up over micro-batches: scalars, ``gap_hist`` [14, 64], and those of
       ``diagnostics.GROUP_GAPS`` [256] if the batch has ``rl_group``;
       ``diagnostics.summarise`` turns them into numbers to report.
 
@@ -324,7 +324,8 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
         if kl_bt is not None and not kl.weighted and slots.kl_aggregation is None:
             loss_sum += jnp.where(seen.mask_bt > 0, stop(agg_bt) * kl_bt, 0.0).sum()
 
-        metrics = diagnostics.sums(frozen, data["rl_staleness"])
+        positions_bt = data.get("targets_position")
+        metrics = diagnostics.sums(frozen, data["rl_staleness"], positions_bt)
         if slots.kl_in_loss:
             log_ratio_bt = frozen.logprobs_bt - frozen.reference_logprobs_bt
             for name in ("k1", "k3"):

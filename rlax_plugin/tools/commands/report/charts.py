@@ -69,6 +69,7 @@ _REWARD_PART, _ENDED = "reward_part/", "episode_ended/"
 _OBJECTIVE = ("objective/", "demonstrations/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
 _MACHINES = ("time/", "rollout/", "train/")
+_GAP_FROM = "logprob_gap/p95_from_"
 _MACHINE = "machine/"
 """Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
 # With intervals, or several in one chart.
@@ -127,7 +128,7 @@ def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Se
         learning,
         Section(
             "Objective",
-            [*present(chart(_GAP, runs)), *objective],
+            [*present(chart(_GAP, runs), _gap_by_depth(runs)), *objective],
             constant,
             about="loss, gradient and ratios, and whether trainer and sampler agree",
         ),
@@ -181,6 +182,18 @@ def _endings(runs: Sequence[RunData]) -> Chart | None:
     return chart(lines, runs) if set(names) - {f"{_ENDED}{Ending.DONE}"} else None
 
 
+def _gap_by_depth(runs: Sequence[RunData]) -> Chart | None:
+    """Returns a chart of the log-prob gap at each depth, if tokens were at several."""
+    names = {name for run in runs for name in run.metrics if name.startswith(_GAP_FROM)}
+    depths = sorted(int(name.removeprefix(_GAP_FROM)) for name in names)
+    pairs = tuple((f"{_GAP_FROM}{depth}", f"from {depth:,} tokens") for depth in depths)
+    caption = "By the number of tokens before. A line that lies above the others names the depth "
+    caption += "at which trainer and rollout engine begin to differ."
+    title, unit = "Log-prob gap by depth", "nats per token, 95th percentile"
+    lines = Lines("logprob-gap-depth", title, unit, pairs, caption, log=True)
+    return chart(lines, runs) if names else None
+
+
 def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:
     """Returns a chart of each figure of the machines, with a line for each kind of processes."""
     names = sorted({name for run in runs for name in run.metrics if name.startswith(_MACHINE)})
@@ -204,7 +217,8 @@ def _others(runs: Sequence[RunData], stages: tuple[str, ...]) -> tuple[list[Char
     Args:
       stages: beginnings of names; empty: those that no section has.
     """
-    names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
+    reported = {name for run in runs for name in run.metrics if not name.startswith(_GAP_FROM)}
+    names = sorted(reported - _SHOWN_ELSEWHERE)
     charts, constant, elsewhere = [], [], (*_OBJECTIVE, *_ROLLOUTS, *_MACHINES, *_TOGETHER)
     for name in names:
         if name.startswith(stages or elsewhere) != bool(stages):

@@ -105,15 +105,32 @@ def test_the_gap_is_counted_on_fresh_tokens_only_and_quantiles_bound_it():
     for value, bound in (
         (1e-3, report["logprob_gap/p95"]),
         (1e-3, report["logprob_gap/max"]),
-        (1e-6, gap_quantile(np.asarray(metrics["gap_hist"]), 0.94)),
-        (1e-6, gap_quantile(np.asarray(metrics["gap_hist"]), 0.0)),
+        (1e-6, gap_quantile(np.asarray(metrics["gap_hist"]).sum(0), 0.94)),
+        (1e-6, gap_quantile(np.asarray(metrics["gap_hist"]).sum(0), 0.0)),
     ):
         assert value <= bound <= value * step
 
 
+def test_the_gap_has_a_percentile_for_each_depth_at_which_there_are_tokens():
+    # 100 tokens before 128 others differ by 1e-6, those behind 200 and behind 2,047 by more.
+    positions = np.array([[*range(100), 200, 2046, 2047, 2047]])
+    gaps = np.array([[1e-6] * 100 + [1e-4, 1e-3, 1e-2, 1.0]])
+    count = positions.size
+    data = data_of(np.ones((1, count)), 1.0, np.zeros((1, count), np.float32))
+    data["targets_position"] = positions
+    data["rl_staleness"][0, -1] = 2
+    report = summarise(grpo()(np.float32(-gaps), data).metrics)
+    found = {name: value for name, value in report.items() if "_from_" in name}
+    expected = {1: 1e-6, 128: 1e-4, 1024: 1e-3, 2048: 1e-2}
+    assert list(found) == [f"logprob_gap/p95_from_{depth}" for depth in expected]
+    for value, bound in zip(expected.values(), found.values(), strict=True):
+        assert value <= bound <= value * 1.45
+    assert report["logprob_gap/tokens"] == count - 1
+
+
 def test_a_gap_that_is_zero_huge_or_nan_has_its_bin():
     data = data_of(np.ones((1, 3)), 0.0, np.zeros((1, 3), np.float32))
-    hist = np.asarray(grpo()(np.float32([[0.0, -1e3, np.nan]]), data).metrics["gap_hist"])
+    hist = np.asarray(grpo()(np.float32([[0.0, -1e3, np.nan]]), data).metrics["gap_hist"]).sum(0)
     assert hist[0] == 1 and hist[-1] == 2 and hist.sum() == 3
     assert gap_quantile(hist, 0.3) == GAP_EDGES[0] and gap_quantile(hist, 1.0) == math.inf
     assert math.isnan(gap_quantile(np.zeros(64), 0.5))
