@@ -66,6 +66,15 @@ class ResolvedConfig:
         merged = resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
         return replace(merged, functions=self.functions, warnings=self.warnings)
 
+    def to_process(self) -> dict[str, Any]:
+        """Returns JSON from which ``of_process`` makes this config again, on this machine."""
+        return {
+            "content": self.content,
+            "arguments": sorted(self.arguments),
+            "source": self.source,
+            "functions": dict(self.functions),
+        }
+
     def to_yaml(self) -> bytes:
         """Returns the YAML that a run keeps in its directory; ``of_yaml`` reads it."""
         return dumped(self.content).encode()
@@ -90,6 +99,13 @@ def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) 
         config.section.functions_named, Path(path).parent, warnings.setdefault
     )
     return replace(config, functions=functions, warnings=tuple(warnings.items()))
+
+
+def of_process(asked: Mapping[str, Any]) -> ResolvedConfig:
+    """Reads ``ResolvedConfig.to_process``; raises as ``resolve``."""
+    arguments = frozenset(asked["arguments"])
+    config = resolved(asked["content"], arguments=arguments, source=asked["source"])
+    return replace(config, functions=asked["functions"])
 
 
 def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> ResolvedConfig:

@@ -7,6 +7,7 @@ parent.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -15,10 +16,11 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
+from rlax_plugin.base.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.base.processes.python import python_command
 from rlax_plugin.base.text.harmless import one_line
 
@@ -27,6 +29,8 @@ FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.
 
 _PIECE = 1 << 16  # bytes that are read or written at once, and that are read of a log
 _LONGEST = 500  # characters of the last line of a log
+_END_S = 5.0
+_TELL_S = 1.0  # between two reports of the time that something has taken
 
 
 class EndedError(Exception):
@@ -153,6 +157,81 @@ class AskedProcess:
     def close(self) -> None:
         """Ends it; further calls do nothing."""
         self._close()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The time limit of ``answers_of``.
+
+    Attributes:
+      seconds: the limit.
+      key: key or option that sets it.
+      each: True if it holds for each activity; False: for all of them together.
+    """
+
+    seconds: float
+    key: str
+    each: bool = False
+
+
+def answers_of(
+    module: str,
+    asked: Mapping[str, Any],
+    what: str,
+    limit: Limit,
+    progress: Callable[[str, int], None],
+    named: Callable[[str], str] = str,
+) -> Iterator[dict[str, Any]]:
+    """Starts a process that does its work by ``inside.answer_once``, and yields what it says.
+
+    Args:
+      asked: the line that it gets.
+      what: its first activity, in words; ``{"next": name}`` of the process begins another.
+      progress: called every second with the activity, and for how many seconds.
+      named: the name that the process gives to an activity -> in words.
+
+    Raises:
+      ConfigError: the process raised one.
+      DeadlineError: it took longer; the process is then ended.
+      RlaxError: the process failed, for example because memory ran out.
+    """
+    process = AskedProcess(
+        module,
+        environment=with_this_path(),
+        keeps_log=True,
+        leads_session=True,  # a Ctrl-C is for this process to handle
+    )
+    began_s = since_s = time.monotonic()
+    try:
+        process.send(json.dumps(asked, default=str).encode() + b"\n")
+        while True:
+            now_s = time.monotonic()
+            left_s = limit.seconds - (now_s - (since_s if limit.each else began_s))
+            if left_s <= 0:
+                raise DeadlineError(what, limit.seconds, limit.key)
+            progress(f"{what}, seconds:", int(now_s - since_s))
+            try:
+                line = json.loads(process.receive(min(_TELL_S, left_s)))
+            except TimeoutError:
+                continue
+            if "next" in line:
+                what, since_s = named(one_line(str(line["next"]), 64)), time.monotonic()
+            elif "reason" in line:
+                raise ConfigError(line["key"], line["value"], line["reason"])
+            elif "error" in line:
+                raise RlaxError(f"{what} failed: {line['error']}")
+            elif "done" in line:
+                return
+            else:
+                yield line
+    except EndedError:  # its log says why
+        ending = process.ending(_END_S)
+        raise RlaxError(
+            f"{what}: the process ended with status {ending.status}: "
+            f"{ending.said or 'it said nothing'}"
+        ) from None
+    finally:
+        process.close()
 
 
 def _last_line(log: IO[bytes]) -> str:

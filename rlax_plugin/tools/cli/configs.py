@@ -121,6 +121,14 @@ def check(
             "programs; default: 1800",
         ),
     ] = None,
+    numerics: Annotated[
+        bool,
+        typer.Option(
+            "--numerics",
+            help="also compare the log-probs of trainer and rollout engine, on this machine's "
+            "devices",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Finds errors in a config and explains it, without starting a run or using a device.
@@ -135,6 +143,14 @@ def check(
     each program needs on a chip, its floating-point operations and its collective operations. The
     exit status is 1 if the compiler rejects a program, or if one does not fit into the memory of a
     chip.
+
+    With --numerics it starts the trainer and the rollout engine in one process, with the weights
+    that the run would start from. The engine generates before and after one update: single tokens
+    behind contexts of all lengths (prefill), samples alone and in company, of a shared prompt, and
+    behind kept contexts. The trainer computes the log-probs of the same tokens, in rows of their
+    own and as the run packs them. A table has the differences by depth, the number of tokens before
+    a token. The exit status is 1 if one is larger than rounding explains; the last line then says
+    what the wrong ones have in common, and what to do.
     """
     with exit_status():
         from rlax_plugin.base.text.terminal import console as harmless
@@ -144,7 +160,9 @@ def check(
         from rlax_plugin.run.start.preflight import check_own_run
         from rlax_plugin.tools.commands import check
         from rlax_plugin.tools.commands import compile as compiling
+        from rlax_plugin.tools.commands import numerics as comparing
         from rlax_plugin.tools.commands.check.words import plural
+        from rlax_plugin.tools.commands.numerics.show import show as show_numerics
 
         wanted = None
         if compile_for is not None:
@@ -183,9 +201,15 @@ def check(
             out = None if as_json else console
             parts = compiling.compile_run(resolved, wanted, harmless(sys.stderr), out)
             document["compiled"] = compiling.document(parts)
+        measured = None
+        if numerics:
+            measured = comparing.check_numerics(resolved, harmless(sys.stderr))
+            document["numerics"] = comparing.document(measured)
+            if not as_json:
+                show_numerics(console, measured)
         if as_json:
             typer.echo(json.dumps({"checked": lines, **document}, indent=2))
-        if not all(part.all_fit for part in parts):
+        if not all(part.all_fit for part in parts) or (measured and not measured.passes):
             raise typer.Exit(RUN_FAILED)
 
 

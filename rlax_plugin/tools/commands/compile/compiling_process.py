@@ -8,22 +8,19 @@ or the reason for the failure. The parent ends it when its time is over.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.processes.inside import Lines, answer_once
 from rlax_plugin.build import registry_for
-from rlax_plugin.config.loading import resolved
+from rlax_plugin.config.loading import of_process
 from rlax_plugin.ports.compiling import CompileTarget
 from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.protocols import BuildContext
 
 
 def _run(asked: dict[str, Any], lines: Lines) -> None:
-    arguments = frozenset(asked["arguments"])
-    config = resolved(asked["content"], arguments=arguments, source=asked["source"])
-    config = replace(config, functions=asked["functions"])
+    config = of_process(asked)
     section, kind = config.section, asked["kind"]
     (key,) = BY_NAME[kind].config_keys
     choice = section.trainer if kind == "trainer" else section.rollouts.engine

@@ -1,0 +1,92 @@
+"""``rlax check --numerics``: the log-prob gaps of trainer and engine, before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.processes.asked import Limit, answers_of
+from rlax_plugin.base.text.terminal import counting
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.tools.commands.numerics.gaps import Bounds, Cell, Verdict, judge
+
+__all__ = ["Numerics", "check_numerics", "document"]
+
+_MODULE = "rlax_plugin.tools.commands.numerics.measuring_process"
+_ROUNDED = 0.5  # nats, where the trainer gives no canary
+_EXACT = 1e-3  # a tolerance below it is that of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The result of a measurement.
+
+    Attributes:
+      table: quantiles of each way to generate, over all depths and by depth.
+      bounds: the largest gaps that rounding explains.
+      moved: 95th percentile of what the update changed log-probs by, nats.
+      refused: the reason why workers would not take the weights; "": they would.
+      seconds: time that it took.
+    """
+
+    table: list[Cell]
+    bounds: Bounds
+    verdict: Verdict
+    moved: float
+    refused: str
+    seconds: float
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict.passes and not self.refused
+
+    @property
+    def shows_stale(self) -> bool:
+        """True if weights of the version before would have made gaps beyond the bounds."""
+        return self.moved > 2 * self.bounds.p95
+
+
+def check_numerics(config: ResolvedConfig, errors: Console) -> Numerics:
+    """Measures a config in a process of its own, which uses this machine's devices.
+
+    Args:
+      errors: if it is a terminal, it shows what happens, and for how many seconds.
+
+    Raises:
+      ConfigError: the config's trainer or engine cannot be measured.
+      DeadlineError: an activity took longer than ``rlax.deadlines.startup_s``.
+      RlaxError: the trainer or the engine failed.
+    """
+    if not isinstance(config.maxtext.get("steps"), int):
+        raise ConfigError("steps", None, "must be given: --numerics trains a step")
+    limit = Limit(config.section.deadlines.startup_s, "rlax.deadlines.startup_s", each=True)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="rlax-numerics-") as directory:
+        asked = {**config.to_process(), "directory": directory}
+        with counting(errors) as progress:
+            (told,) = answers_of(_MODULE, asked, "importing the parts", limit, progress)
+    return _judged(told, time.monotonic() - began_s)
+
+
+def _judged(told: dict[str, Any], seconds: float) -> Numerics:
+    table, tolerance = [Cell(*cell) for cell in told["table"]], told["tolerance"] or _ROUNDED
+    bounds = Bounds.of(tolerance, told["temperature"])
+    verdict = judge(table, bounds, exact=tolerance < _EXACT)
+    return Numerics(table, bounds, verdict, told["moved"], told["refused"], seconds)
+
+
+def document(found: Numerics) -> dict[str, Any]:
+    """Returns everything that is printed, as JSON."""
+    made = dataclasses.asdict(found)
+    made["verdict"] = {
+        "passes": found.passes,
+        "text": found.verdict.text,
+        "wrong": made["verdict"]["wrong"],
+    }
+    return made
