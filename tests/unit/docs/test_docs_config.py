@@ -129,7 +129,8 @@ def test_a_name_with_several_meanings_shows_all_of_them() -> None:
 
 def test_a_kind_shows_where_its_parts_are_chosen_and_all_of_them() -> None:
     titles = [block.title for block in explain.find("rollout_engine").blocks]
-    assert titles == ["rlax.rollouts", "rollout engine jetstream", "rollout engine scripted"]
+    engines = [f"rollout engine {name}" for name in ("jetstream", "vllm", "scripted")]
+    assert titles == ["rlax.rollouts", *engines]
     assert explain.find("preset").blocks[1].title == "objective grpo"
     assert "1/(N len) sum min(r A" in explain.find("preset").blocks[1].text
 

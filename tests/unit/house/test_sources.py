@@ -18,7 +18,8 @@ SOURCES = {
     if "_pb2" not in path.name
 }
 PLUGINS = {path.stem for path in (ROOT / "plugins").glob("rlax_*")}
-FOREIGN = {"torch"}  # of a program that runs in another Python, see transformers_program.py
+# Of programs that run in another Python: transformers_program.py, rlax_vllm_inside.py.
+FOREIGN = {"torch", "vllm"}
 OPENS = re.compile(
     r"\.listen\(|\b(?:insecure_channel|secure_channel|add_insecure_port|add_secure_port"
     r"|start_server|start_unix_server|create_server|open_connection|create_connection"
