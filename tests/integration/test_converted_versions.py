@@ -9,8 +9,10 @@ from pathlib import Path
 import command_line
 import numpy as np
 import processes
+import pytest
 from runs import DEADLINE_S, Run, free_port
 
+from rlax_plugin.base.files import faults
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import SAFETENSORS, WeightVersion
 from rlax_plugin.testing import policy
@@ -37,6 +39,12 @@ def check(version: WeightVersion) -> None:
         assert tensors[name].tobytes() == native[name.removeprefix("model.")].tobytes()
         assert (tensors[name].shape, tensors[name].dtype) == (spec.shape, np.dtype(spec.dtype))
         assert int(fingerprint_numpy(tensors)[name]) == spec.fingerprint
+
+
+def leftovers(run: Run) -> set[str]:
+    """Names of directories of weights that belong to no listed version."""
+    paths = {Path(path).name for version in listed(run) for path in version.all_paths}
+    return {path.name for path in (run.dir / "weights").iterdir()} - paths
 
 
 def test_versions_are_converted_while_a_worker_reads_them_so(tmp_path: Path) -> None:
@@ -87,7 +95,48 @@ def test_versions_are_converted_while_a_worker_reads_them_so(tmp_path: Path) -> 
     assert converted
     for version in converted:
         check(version)
-    paths = {Path(path).name for version in listed(run) for path in version.all_paths}
-    assert {path.name for path in (run.dir / "weights").iterdir()} == paths
+    assert not leftovers(run)
+    audited = command_line.rlax("audit", str(run.dir))
+    assert audited.exit_code == 0, audited.output
+
+
+@pytest.mark.parametrize(
+    "point", ["weights-listed:6", pytest.param("weights-published:3", marks=pytest.mark.long)]
+)
+def test_a_trainer_that_is_killed_while_it_converts_leaves_nothing(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixth path is that of the third version converted, or of another one nearby."""
+    port = free_port()
+
+    def start() -> Run:
+        return Run(
+            tmp_path,
+            "steps=4000",
+            "rlax.launcher={name: static}",
+            "rlax.evaluation.problems=0",
+            "rlax.weights.keep=2",
+            "rlax.trainer={name: bigram, learning_rate: 1e-6, checkpoint_every: 2}",
+            f"rlax.network.port={port}",
+        )
+
+    monkeypatch.setenv(faults.VARIABLE, point)
+    run = start()
+    monkeypatch.delenv(faults.VARIABLE)
+    serve = ("serve", "--controller", f"127.0.0.1:{port}", "--name", "other", CONVERTED)
+    with processes.process(tmp_path / "other.log", *serve, cwd=tmp_path) as other:
+        status, out = run.end()
+        assert status == -signal.SIGKILL, out
+        before = len(run.steps())
+        run = start()
+        run.until(lambda: len(run.steps()) >= before + 4, "four more steps")
+        run.process.send_signal(signal.SIGINT)
+        status, out = run.end()
+        assert status == 130, out
+        assert other.wait(DEADLINE_S) == 0
+    assert not leftovers(run)
+    for version in listed(run):
+        if version.converted:
+            check(version)
     audited = command_line.rlax("audit", str(run.dir))
     assert audited.exit_code == 0, audited.output
