@@ -220,13 +220,14 @@ def served(directory: Path) -> Iterator[RecordedVllm]:
         thread.join(10.0)
 
 
-def make_engine(directory: Path, mode: str = "continue", **rollouts: object) -> VllmEngine:
-    """An engine for the server on ``directory/api``."""
+def make_engine(
+    directory: Path, mode: str = "continue", config: VllmConfig | None = None
+) -> VllmEngine:
+    """An engine; by default for the server on ``directory/api``."""
     limits = {"slots": 4, "max_prompt_tokens": 12, "max_new_tokens": 50, "progress_s": 0.05}
-    section = section_with(rollouts=limits | {"on_new_weights": mode, **rollouts})
+    context = BuildContext.outside_run(section_with(rollouts=limits | {"on_new_weights": mode}))
     model = Model({"vocab_size": VOCAB}, {"bigram": (VOCAB, VOCAB)}, "float32", 0)
-    config = VllmConfig(url=f"unix:{directory / 'api'}")
-    context = BuildContext.outside_run(section)
+    config = config or VllmConfig(url=f"unix:{directory / 'api'}")
     return VllmEngine(config, context, lambda: model, lambda model, directory: [])
 
 

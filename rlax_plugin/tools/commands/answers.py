@@ -68,6 +68,12 @@ class Answers:
         "number of rollout worker processes; without it 2, or none where the config is for an "
         "accelerator: then the trainer's own process generates (launcher colocated)",
     )
+    engine: str = _choice(
+        "jetstream", "rollout engine: jetstream, or vllm, which needs --vllm-python"
+    )
+    vllm_python: str = _choice(
+        "", "path of the Python that has vLLM, which workers start; only with --engine vllm"
+    )
     staleness: int = _choice(1, "maximum staleness of a sample, in weight versions (1: on-policy)")
     output_directory: str = _choice("runs", "directory for runs: a path or a URL such as gs://...")
     group_size: int = _choice(8, "number of samples per prompt")

@@ -41,6 +41,7 @@ from rlax_plugin.tools.commands.recipe import WIDTH, Size
 
 _Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
+_ENGINES = ("jetstream", "vllm")
 _PATHS = ("load_parameters_path", "tokenizer_path")  # of a converted model
 _WIDTH = 100  # columns
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
@@ -195,6 +196,7 @@ def config_text(
         steps=answers.steps,
         model=answers.model,
         tiny_width=WIDTH,
+        vllm=answers.engine == "vllm",
         converted=model.lines if model else None,
         arithmetic=task is _ARITHMETIC,
         vocab_size=task.vocab_size,
@@ -215,9 +217,10 @@ def config_text(
 def _colocated(answers: Answers) -> bool:
     """True if the config is for an accelerator, which only one process can have.
 
-    That is so for MaxText's own models, unless workers are asked for.
+    That is so for MaxText's own models, unless workers or vLLM are asked for.
     """
-    return answers.workers is None and answers.model != _TINY and not _is_directory(answers.model)
+    own = answers.model != _TINY and not _is_directory(answers.model)
+    return answers.workers is None and own and answers.engine != "vllm"
 
 
 def _check_model(name: str) -> None:
@@ -348,6 +351,21 @@ def _reward(named: str, directory: Path) -> dict[str, Any]:
     return {"function": f"{path}:{name}"}
 
 
+def _engine(answers: Answers) -> dict[str, Any]:
+    """Returns ``rlax.rollouts.engine``.
+
+    Raises:
+      ConfigError: there is no such engine, or vLLM's Python is missing or has no use.
+    """
+    name, python = answers.engine, answers.vllm_python
+    if name not in _ENGINES:
+        raise ConfigError("--engine", name, alternatives(name, _ENGINES))
+    if (name == "vllm") != bool(python):
+        reason = "--engine vllm and the path of the Python that has vLLM need each other"
+        raise ConfigError("--vllm-python", python, reason)
+    return {"name": name, "python": str(Path(python).absolute())} if python else {"name": name}
+
+
 def _values(
     answers: Answers, task: Task, tiny: bool, size: Size, directory: Path
 ) -> dict[str, Any]:
@@ -360,7 +378,7 @@ def _values(
         "prompt_source": task.prompt_source,
         "rewards": [_reward(task.reward, directory)],
         "rollouts": {
-            "engine": {"name": "jetstream"},
+            "engine": _engine(answers),
             "group_size": answers.group_size,
             "groups_per_step": size.groups,
             "max_prompt_tokens": task.max_prompt_tokens,

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "--group-size 1 --preset reinforce_plus_plus",
         "--task rlax_synthetic --output-directory gs://bucket/runs",
         "--model llama3.1-8b --max-new-tokens 512",
+        f"--engine vllm --vllm-python {sys.executable}",
     ],
 )
 def test_what_init_writes_passes_the_check(options: str) -> None:
@@ -60,6 +61,15 @@ def test_answers_arrive() -> None:
     assert maxtext["max_target_length"] == section.row_tokens == 13
     assert section.launcher.options == {"workers": 3} and section.rollouts.slots == 8
     assert section.objective.preset == "dapo" and section.trainer.options["warm_start"]["enabled"]
+
+
+def test_a_config_for_vllm_has_heads_that_it_takes() -> None:
+    rlax("init", "new.yml", "--engine", "vllm", "--vllm-python", sys.executable)
+    section, maxtext = load_section("new.yml")
+    engine = section.rollouts.engine
+    assert (engine.name, engine.options) == ("vllm", {"python": sys.executable})
+    assert (maxtext["head_dim"], maxtext["base_num_query_heads"]) == (32, 2)
+    assert "trainable_position_size" not in maxtext and section.launcher.name == "local"
 
 
 def test_a_model_for_an_accelerator_is_generated_with_in_the_trainer_s_process() -> None:
@@ -159,6 +169,8 @@ def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ("--engine vllm", "--vllm-python = '': --engine vllm and the path"),
+        ("--engine sglang", "--engine = 'sglang': "),
         ("there.yml", "FILE = 'there.yml': exists: choose another name, or --force replaces it"),
         ("new.yaml", "FILE = 'new.yaml': must end in .yml"),
         ("new.yml --preset dappo", "no plug-in offers this objective; did you mean 'dapo'?"),

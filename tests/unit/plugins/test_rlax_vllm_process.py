@@ -1,0 +1,100 @@
+"""The process of vLLM's server: how it ends, and what ``rlax check`` says before it starts."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import recorded_vllm
+import rlax_vllm
+from rlax_vllm.checking import check_start, installed
+from rlax_vllm.options import VllmConfig
+from sections import section_with
+from waiting import wait_until
+
+from rlax_plugin.api import BuildContext, ConfigError, WorkerError
+
+KEEPER = Path(rlax_vllm.__file__).parent / "keeper.py"
+# A server whose child has left its session, as an engine's may.
+SERVER = """
+import subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("ends", ["worker", "server"])
+def test_the_server_and_all_its_processes_end_together(ends: str, tmp_path: Path) -> None:
+    directory = tmp_path / "sockets"
+    directory.mkdir()
+    command = [sys.executable, "-P", str(KEEPER), str(directory), sys.executable, "-c", SERVER]
+    keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert keeper.stdin is not None and keeper.stdout is not None
+    grandchild = psutil.Process(int(keeper.stdout.readline()))
+    (server,) = psutil.Process(keeper.pid).children()
+    if ends == "worker":
+        keeper.stdin.close()  # as the end of the process that holds it does
+    else:
+        server.kill()
+    status = keeper.wait(30)
+    assert (status == 0) == (ends == "worker")
+    wait_until(lambda: not (server.is_running() or grandchild.is_running()))
+    assert not directory.exists()
+
+
+async def test_a_server_that_ends_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'no room for 9 GiB of cache' >&2\nexit 3\n")
+    python.chmod(0o755)
+    engine = recorded_vllm.make_engine(tmp_path, config=VllmConfig(python=str(python)))
+    with pytest.raises(WorkerError, match=r"has ended \(status 3\)\n  no room for 9 GiB of cache"):
+        async with asyncio.timeout(30):
+            await engine.prepare()
+    with pytest.raises(WorkerError, match="has ended"):
+        engine.health()
+    engine.close()
+
+
+def checked(section: dict | None = None, **options: object):
+    context = BuildContext.outside_run(section_with(**(section or {})))
+    return check_start(VllmConfig(**options), context)
+
+
+@pytest.mark.parametrize(
+    ("options", "section", "key", "words"),
+    [
+        ({}, {}, "engine", "needs either python or url"),
+        ({"python": sys.executable, "url": "unix:/x"}, {}, "engine", "needs either python or url"),
+        ({"python": "python3"}, {}, "engine.python", "no absolute path"),
+        ({"url": "unix:run/vllm"}, {}, "engine.url", "absolute path"),
+        ({"url": "http://10.0.0.7:8000"}, {}, "engine.url", "must not be reached from other"),
+        ({"url": "http://0.0.0.0:8000"}, {}, "engine.url", "must not be reached from other"),
+        ({"url": "unix:/x", "arguments": {"seed": 1}}, {}, "arguments", "has no effect"),
+        ({"python": sys.executable}, {"rollouts": {"top_p": 0.9}}, "top_p", "must be 1"),
+        ({"python": sys.executable}, {"rollouts": {"top_k": 9}}, "top_k", "must be 0"),
+        ({"python": sys.executable}, {"deterministic": True}, "deterministic", "jetstream"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(
+    options: dict, section: dict, key: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        checked(section, **options)
+    assert error.value.key.endswith(key)
+
+
+def test_what_other_users_can_reach_is_warned_of() -> None:
+    assert checked(python=sys.executable).warnings == []
+    ((key, said),) = checked(url="http://127.0.0.1:8000").warnings
+    assert key == "rlax.rollouts.engine.url" and "every user of this machine" in said
+    arguments = {"tensor-parallel-size": 2}
+    ((key, said),) = checked(python=sys.executable, arguments=arguments).warnings
+    assert key.endswith("tensor-parallel-size") and "ports" in said
+
+
+def test_a_python_without_vllm_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"has no vLLM: .*'vllm'"):
+        installed(sys.executable)
