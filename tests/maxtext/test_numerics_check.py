@@ -13,6 +13,7 @@ from rlax_plugin.tools.commands.numerics import judge
 from rlax_plugin.tools.commands.numerics.gaps import (
     KEPT,
     KEPT_UPDATED,
+    SHARED_ROWS,
     UPDATED,
     Bounds,
     Cell,
@@ -121,7 +122,15 @@ def test_contexts_that_are_kept_over_an_update_are_found(tmp_path, monkeypatch):
 
 
 def test_an_engine_in_another_dtype_is_found_and_refused_by_its_worker(tmp_path):
-    case = Case.of(tmp_path, config_of("rlax.rollouts.engine.maxtext.dtype=bfloat16"))
+    config = config_of(
+        "rlax.rollouts.engine.maxtext.dtype=bfloat16",
+        "rlax.environment={name: single_turn}",
+        "rlax.episodes={max_turns: 1}",
+        "rlax.batches={rows: 4, sequences_per_row: 2, shared_prompts: true}",
+        after=2 * NEW,
+    )
+    case = Case.of(tmp_path, config)
     assert case.verdict.text.startswith("everywhere: the engine computes in another dtype")
-    assert {PREFILL, ALONE, COMPANY, UPDATED} <= case.wrong
+    assert {PREFILL, ALONE, COMPANY, SHARED_ROWS, UPDATED} <= case.wrong
+    assert max(cell.max for cell in case.table) < 0.2
     assert "the canary's log-prob at position" in case.measured.refused

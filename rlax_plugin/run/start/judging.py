@@ -159,7 +159,7 @@ def _gap(run: Judged) -> str | None:
     return (
         f"trainer and rollout engine disagree on log-probs (logprob_gap/mean {gap_nats:.2g} "
         f"nats): use {run.at('dtype')} for both, or add truncated_importance_sampling to "
-        "rlax.objective.corrections"
+        "rlax.objective.corrections; rlax check --numerics says at which depth they begin to"
     )
 
 

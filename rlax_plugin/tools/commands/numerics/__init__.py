@@ -65,6 +65,9 @@ def check_numerics(config: ResolvedConfig, errors: Console) -> Numerics:
     """
     if not isinstance(config.maxtext.get("steps"), int):
         raise ConfigError("steps", None, "must be given: --numerics trains a step")
+    if config.section.trains_on_log:
+        path, reason = config.section.logged_samples.path, "has no rollout engine for --numerics"
+        raise ConfigError("rlax.logged_samples.path", path, reason)
     limit = Limit(config.section.deadlines.startup_s, "rlax.deadlines.startup_s", each=True)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlax-numerics-") as directory:

@@ -158,3 +158,16 @@ def test_an_engine_without_log_probs_is_an_error(config: str) -> None:
     given = resolve(config, ("rlax.rollouts.engine={name: scripted, logprobs: false}",))
     with pytest.raises(ConfigError, match=r"rlax\.rollouts\.engine\.name .* reports no log-probs"):
         numerics.check_numerics(given, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("steps=null", "steps: must be given: --numerics trains a step"),
+        ("rlax.logged_samples.path=/data", "has no rollout engine for --numerics"),
+    ],
+)
+def test_a_config_that_cannot_be_measured_starts_nothing(config, argument, message) -> None:
+    given = resolve(config, ("rlax.environment={name: single_turn}", argument))
+    with pytest.raises(ConfigError, match=message):
+        numerics.check_numerics(given, Console(file=io.StringIO()))
