@@ -55,9 +55,12 @@ class ControllerPort(TrainerPort):
         self._controller, self._loop, self._publisher = controller, loop, publisher
         self._leader, self._sent_bytes, self._devices = leader, 0, devices
         self._section = section = controller.section
-        self._canary_tokens = canary_tokens(
-            controller.generation.source.prompts("train"), section.rollouts.max_prompt_tokens
+        prompts = (
+            controller.run_state.prompts
+            if section.trains_on_log
+            else controller.generation.source.prompts("train")
         )
+        self._canary_tokens = canary_tokens(prompts, section.rollouts.max_prompt_tokens)
         if leader is not None:
             self.followers = leader
             leader.tell_all(Order(START, arrays={"canary": self._canary_tokens}))

@@ -285,15 +285,17 @@ def _of_run(path: str, temperature: Any) -> tuple[Iterator[_Group], str]:
     """
     files = RunFiles(path, makes_root=False)
     try:
-        config = yaml.safe_load(files.config())
+        document = yaml.safe_load(files.config())
     except ConfigError as error:
         reason = f"{error.reason}; or name a table, a file that ends in {_TABLE}"
         raise ConfigError(LOGGED, path, reason) from None
     except yaml.YAMLError as error:
         raise ConfigError(LOGGED, path, f"has a config that is not valid YAML: {error}") from error
     journal.check_format(files)
-    rollouts = ((config or {}).get("rlax") or {}).get("rollouts") or {}
-    if temperature not in (None, found := rollouts.get("temperature", 1.0)):
+    section = document.get("rlax") if isinstance(document, dict) else None
+    rollouts = section.get("rollouts") if isinstance(section, dict) else None
+    found = rollouts.get("temperature", 1.0) if isinstance(rollouts, dict) else 1.0
+    if temperature not in (None, found):
         reason = f"must be {found}, at which the logged samples were generated: the objective "
         reason += "compares their log-probs with the trainer's"
         raise ConfigError("rlax.rollouts.temperature", temperature, reason)

@@ -119,6 +119,8 @@ def _run(config: Examined) -> Words:
             epochs = groups / config.prompts.train
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
+    if section.trains_on_log:
+        words["prompts"] = f"logged samples of {section.logged_samples.path}, in their order"
     if stages := section.curation.stages:
         words["prompts"] += f", with other weights of domains in {plural(len(stages), 'stage')}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
@@ -149,6 +151,8 @@ def _evaluation(evaluation: Evaluation) -> str:
 def _staleness(config: Examined) -> str:
     section = config.section
     j, k = section.staleness.reload_every, section.staleness.max_staleness
+    if section.trains_on_log:
+        return "none: the samples were logged, by weights of another run"
     if (j, k) == (1, 1):
         return "lockstep, on-policy: each batch is generated with the weights that it updates"
     name = "one step off-policy" if (j, k) == (1, 2) else "off-policy"
