@@ -78,7 +78,7 @@ class LoggedSamples:
 
     Attributes:
       groups: in the order of the log, with the samples that ``rlax.logged_samples`` keeps.
-      prompts: the prompt of each group.
+      prompts: the prompt of each group, with a harmless text.
       note: their numbers, in a sentence.
     """
 
@@ -89,7 +89,8 @@ class LoggedSamples:
 
     def group(self, index: int, group_id: int, attempt: int) -> ScoredGroup:
         """Returns the group of a prompt under its number in this run."""
-        return dataclasses.replace(self.groups[index], id=group_id, attempt=attempt)
+        group, prompt = self.groups[index], self.prompts[index]
+        return dataclasses.replace(group, id=group_id, attempt=attempt, prompt=prompt)
 
     def check_vocabulary(self, index: int, vocabulary: int) -> None:
         """Checks the tokens of a group, now that the model's vocabulary size is known.
@@ -320,9 +321,11 @@ def _of_group(path: str, group: ScoredGroup) -> _Group:
         if len(turns) != 1:
             raise _wrong(path, where, "tokens", f"has {len(turns)} turns, only one is supported")
         sampled = turns[0].sampled
+        # That run may have trained on a log without log-probs itself.
+        logprobs = None if np.isnan(sampled.logprobs).all() else sampled.logprobs
         if sampled.finish is not None and isinstance(score, Score):  # else no reward judged it
-            texts = sampled.seed, episode.text
-            samples.append(_Sample(where, sampled.tokens, sampled.logprobs, score, *texts))
+            rest = score, sampled.seed, episode.text
+            samples.append(_Sample(where, sampled.tokens, logprobs, *rest))
     return _Group(group.prompt, samples)
 
 

@@ -82,6 +82,11 @@ def test_samples_are_kept_by_their_reward(tmp_path):
         read(path, min_reward=2)
 
 
+def test_the_text_of_a_prompt_is_made_harmless(tmp_path):
+    logged = read(table(tmp_path / "log.parquet", [ROWS[0] | {"prompt": "\x1b[2J42"}]))
+    assert "\x1b" not in logged.group(0, 0, 1).prompt.text and logged.prompts[0].text.endswith("42")
+
+
 def test_a_prompt_may_be_a_text_and_a_row_its_own_group(tmp_path):
     rows = [{"prompt": "42", "prompt_tokens": None, "tokens": [5], "reward": 1.0}] * 2
     columns = {
