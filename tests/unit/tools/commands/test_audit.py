@@ -112,3 +112,11 @@ def test_other_weights_after_a_restart_are_a_warning(tmp_path: Path) -> None:
     assert report.clean
     (warning,) = report.warnings
     assert warning.startswith("segment 4: version 2 was published again with other weights")
+
+
+def test_logged_samples_must_have_no_version_of_the_run(tmp_path: Path) -> None:
+    history = History()
+    history.config["logged_samples"] = {"path": "other.parquet"}
+    report = audited(tmp_path, history)
+    assert place(report)[0] == Rule.MIXED_VERSIONS
+    assert report.violation is not None and "expected -1" in report.violation.message
