@@ -199,6 +199,20 @@ class Reference(Section):
     )
 
 
+class Guidance(Section):
+    """A right answer of the prompt source in place of a sample, where all samples of a group fail.
+
+    Advantages are computed with it. Its term is A * pi / (pi + gamma), without clipping, importance
+    weight, corrections, KL and entropy (LUFFY, https://arxiv.org/abs/2504.14945).
+    """
+
+    gamma: Annotated[float, Field(gt=0)] = Field(
+        default=0.1,
+        description="of the shaping pi / (pi + gamma): the smaller, the more the tokens count that "
+        "the policy finds improbable",
+    )
+
+
 class Objective(Algorithm):
     """The algorithm: a preset, and keys that override its values.
 
@@ -219,6 +233,11 @@ class Objective(Algorithm):
         "weights",
     )
     reference: Reference = Reference()
+    guidance: Guidance | None = Field(
+        default=None,
+        description="a demonstration takes the place of a group's last sample if all fail, which "
+        "the prompt source provides, as for rlax.trainer.warm_start without data; null: none",
+    )
     allow_uncorrected: bool = Field(
         default=False,
         description="true: allow max_staleness above 1 although no importance weight or correction "

@@ -89,6 +89,10 @@ class Numbers(PromptSource):
     def encode(self, text: str) -> list[int]:
         return encode(text).tolist()
 
+    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
+        """Returns a completion that ``Even`` rewards."""
+        return np.append(encode("0"), np.int32(STOP))
+
     encode_given = encode
 
 

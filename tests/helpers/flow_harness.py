@@ -45,7 +45,10 @@ from rlax_plugin.training.objective.advantages import per_group
 
 
 class Source(SourceStub):
-    """Ten prompts, p0 to p9, of one token each."""
+    """Ten prompts, p0 to p9, of one token each, all with the right answer 7, 7, 1."""
+
+    def answer_tokens(self, prompt):
+        return np.array([7, 7, 1], np.int32)
 
     def prompts(self, split):
         return [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(10)]
@@ -99,6 +102,7 @@ class Answers:
       begun: group -> the version with which a worker has begun it; of others nothing is known.
       oldest: version that can train, as the flow has told it.
       steps: of each scoring, the step whose weights count.
+      shown: reward of a demonstration, which no worker has sampled; None: it has none.
       told: what was ever answered; what is generated with its n-th answer has log-probs of -n.
     """
 
@@ -114,6 +118,7 @@ class Answers:
         self._play = play
         self.slow_rewards = False
         self.steps: list[int | None] = []
+        self.shown: float | None = 1.0
         self.begun: dict[int, int] = {}
         self.oldest = 0
         self.workers: dict[str, Process] = {}  # by name, of the process that lives now
@@ -177,6 +182,8 @@ class Answers:
             return []
         self.steps.append(step)
         told = [self._rewards[next(e.sampled).seed] for e in episodes]
+        if not any(e.workers for e in episodes):
+            told = [(group, self.shown) for group, _ in told]
         if self.slow_rewards:
             future = self.unscored[told[0][0]] = asyncio.get_running_loop().create_future()
             await future
@@ -263,6 +270,7 @@ class Harness:
         play=None,
         told=None,
         temperature=1.0,
+        guidance=None,
     ):
         rlax = {
             "prompt_source": {"name": "x"},
@@ -282,6 +290,7 @@ class Harness:
                 "screening": screening or {},
             },
             "deterministic": deterministic,
+            "objective": {"guidance": guidance},
         }
         if play is not None:
             rlax |= {"environment": {"name": "x"}, "episodes": {"max_turns": 4, "max_tokens": 20}}
@@ -328,6 +337,7 @@ class Harness:
         trips = Trips(
             section,
             SimpleNamespace(
+                source=source,
                 dispatcher=self.answers,
                 episodes=EpisodeRunner(section, source, environment, self.answers),
                 rewards=self.answers,

@@ -45,7 +45,9 @@ SIGNAL = (
     "rlax.curation.screening.pilots=2",
 )
 # Batches of as many groups as have so many tokens, of a temperature and a reward that change.
+# If all samples of a group fail, it gets a demonstration, so none ends after its first samples.
 PACKED = (
+    *("rlax.curation.screening.pilots=0", "rlax.objective.guidance={gamma: 0.1}"),
     *("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3"),
     "rlax.rollouts.temperature={from: 1.2, to: 0.8, steps: 4}",
     "rlax.rewards=[{name: even, weight: {from: 1.0, to: 0.5, steps: 4}}]",
@@ -206,7 +208,7 @@ def test_a_trainer_that_generates_itself_ends_as_one_with_workers(tmp_path, undi
     assert_same_run(files, undisturbed_packed)
     # By reference: only what a process begins with, checkpoints and the end were written.
     assert not list((tmp_path / "runs/testing/logs").glob("local-*"))
-    assert {row["workers"][0] for row in rows(tmp_path / "runs/testing")} == {"colocated"}
+    assert {w for row in rows(tmp_path / "runs/testing") for w in row["workers"]} == {"colocated"}
 
 
 def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
@@ -221,6 +223,10 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
     assert {row["step"]: row["temperature"] for row in recorded} == pytest.approx(
         {1: 1.2, 2: 1.1, 3: 1.0, 4: 0.9, 5: 0.8, 6: 0.8, 7: 0.8, 8: 0.8}
     )
+    shown = [row for row in recorded if row["demonstration"]]
+    assert shown and all(row["state"] == "trained" and not row["workers"] for row in shown)
+    guided = [int(m["curation/groups_guided"]) for m in metrics]
+    assert guided == [sum(row["step"] == m["step"] for row in shown) for m in metrics]
     weights = {1: 1.0, 2: 0.875, 3: 0.75, 4: 0.625, 5: 0.5, 6: 0.5, 7: 0.5, 8: 0.5}
     for row in recorded:
         assert row["reward"] == weights[row["step"]] * row["reward_parts"][0]

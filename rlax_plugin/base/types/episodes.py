@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class Episode:
         the prompt. Empty if ``text`` is complete.
       order: for each turn, in the order of ``sampled``, its place in time, from 0: an environment
         may go from one trajectory to another and back. (): they were answered in that order.
+      demonstration: True if no policy sampled it: it is a right answer of the prompt source, in
+        place of a sample. Its log-probs mean nothing, and its versions are the oldest of its group.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Episode:
     ended: Ending = Ending.DONE
     texts: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
+    demonstration: bool = False
 
     @property
     def sampled(self) -> Iterator[Sampled]:
@@ -170,6 +173,16 @@ class ScoredGroup:
         """float64 [n]; NaN where scoring failed."""
         totals = [s.total if isinstance(s, Score) else np.nan for s in self.scores]
         return np.array(totals, dtype=np.float64)
+
+    @property
+    def of_policy(self) -> ScoredGroup:
+        """The group without demonstrations, of which the policy's own figures are."""
+        if not any([episode.demonstration for episode in self.episodes]):
+            return self
+        pairs = zip(self.episodes, self.scores, strict=True)
+        own = [(episode, score) for episode, score in pairs if not episode.demonstration]
+        episodes, scores = zip(*own, strict=True) if own else ((), ())
+        return replace(self, episodes=episodes, scores=scores)
 
     @property
     def endings(self) -> Iterator[Ending]:

@@ -84,11 +84,14 @@ def joined(first: ScoredEpisodes, others: ScoredEpisodes) -> ScoredEpisodes:
 
 
 def check_rewards(section: RlaxSection, needs: Needs) -> None:
-    """Checks that rewards can score the samples of a group separately, if groups are screened.
+    """Checks that rewards can score the samples of a group separately, where that is needed.
 
     Raises:
-      ConfigError: groups are screened, and a reward compares the samples of a group.
+      ConfigError: groups are screened or guided, and a reward compares the samples of a group.
     """
+    if (guidance := section.objective.guidance) is not None and needs.group:
+        reason = "must be null: a reward of rlax.rewards scores the samples of a group together"
+        raise ConfigError("rlax.objective.guidance", dict(guidance), reason)
     pilots = section.curation.screening.pilots
     if pilots and needs.group:
         reason = "must be 0: a reward of rlax.rewards scores the samples of a whole group together"

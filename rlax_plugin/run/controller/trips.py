@@ -23,6 +23,7 @@ from rlax_plugin.rollout.fleet.requests import sample_seed
 from rlax_plugin.rollout.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.run.controller.expected_lengths import ExpectedLengths
 from rlax_plugin.run.controller.generation import Generation
+from rlax_plugin.run.controller.guidance import Guide
 from rlax_plugin.run.controller.limits import ALL_FAILED, KeptGuard, failure_of
 from rlax_plugin.run.controller.observers import Observers
 from rlax_plugin.run.controller.screening import Ended, Savings, Screening, joined
@@ -69,6 +70,7 @@ class Trips:
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
         self._lengths = ExpectedLengths(section, len(history.run_state.rates))
+        self._guide = Guide(section, generation.source, generation.rewards)
         self._oldest = 0  # version that can still train
         # Group -> the oldest version of its first samples, and the answer with its other samples.
         self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}
@@ -115,6 +117,8 @@ class Trips:
         while True:
             try:
                 request, scored, ended = await self._in_phases(whole, asked)
+                stats = self._history.stats
+                scored = await self._guide.guided(asked, request, scored, ended, stats)
             except VoidTurns:
                 whole = self._again(whole)
                 continue
@@ -133,7 +137,8 @@ class Trips:
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
             temperature=request.sampling.temperature if self._scheduled else None,
         )
-        lengths = [len(next(episode.sampled).tokens) for episode in scored.episodes]
+        own = scored_group.of_policy.episodes
+        lengths = [len(next(episode.sampled).tokens) for episode in own]
         self._lengths.observe(asked.index, lengths)
         return scored_group, ended
 
@@ -255,7 +260,7 @@ class Trips:
 
     def _judge(self, group: ScoredGroup, ended: Ended | None) -> None:
         self._savings.observe(group)
-        rewards = group.rewards
+        rewards = group.of_policy.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         reason = ended.reason if ended else next(reasons, None)

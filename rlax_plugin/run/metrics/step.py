@@ -41,6 +41,7 @@ class StepStats:
     requests: Counter[str] = field(default_factory=Counter)  # endings of requests and groups
     dropped: int = 0
     cancelled: int = 0
+    guidance_refused: int = 0  # demonstrations that could not take the place of a sample
     samples_saved: int = 0
     tokens_saved: int = 0
     issued: int = 0
@@ -130,7 +131,8 @@ def step_metrics(
       figures: the newest figures of each worker.
       schedules: dotted key -> schedule of each number of the config that changes.
     """
-    scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
+    scored = [group_of(judged).of_policy for judged in done.stats.scored]
+    groups = done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
     lengths = [episode.tokens for g in scored for episode in g.episodes]
     trained = [episode.tokens for g in groups for episode in g.episodes]
@@ -176,6 +178,11 @@ def step_metrics(
         "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
+    if section.objective.guidance is not None:
+        shown = [e.tokens for g in groups for e in g.episodes if e.demonstration]
+        metrics["curation/groups_guided"] = float(len(shown))
+        metrics["curation/guidance_refused"] = float(done.stats.guidance_refused)
+        metrics["train/guided_tokens"] = float(sum(shown))
     if done.sent_bytes is not None:
         metrics["train/sent_bytes"] = float(done.sent_bytes)
     if wanted is not None:

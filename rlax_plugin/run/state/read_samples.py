@@ -177,6 +177,7 @@ class _Rows:
             ended=Ending(one["ended"][first] or Ending.DONE),
             texts=tuple(one["texts"][first] or ()),
             order=self._order(rows),
+            demonstration=bool(one["demonstration"][first]),
         )
 
     def _order(self, rows: list[int]) -> tuple[int, ...]:

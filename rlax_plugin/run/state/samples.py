@@ -45,6 +45,7 @@ SCHEMA = pa.schema(
         ("texts", pa.list_(pa.string())),  # of several turns: given, sampled, given, ...
         ("ended", pa.string()),  # null: done
         ("ending", pa.string()),  # of the sample with its reward, see ``Ending``
+        ("demonstration", pa.bool_()),  # null: the policy sampled it
         ("turn_order", pa.list_(pa.int32())),  # see Episode.order; null: as the rows have them
         ("given", pa.list_(pa.int32())),
         ("given_lengths", pa.list_(pa.int32())),  # of each turn; null: one turn
@@ -70,7 +71,7 @@ SCHEMA = pa.schema(
 )
 OPTIONAL = frozenset(
     (
-        *("prompt_tokens", "metadata", "texts", "ended", "turn_order"),
+        *("prompt_tokens", "metadata", "texts", "ended", "demonstration", "turn_order"),
         *("given_lengths", "sampled_lengths", "worker_counts"),
         *("reward_metrics", "token_rewards", "reward_error"),
         *("advantage", "token_advantages", "pass_rate_before", "temperature", "rejected"),
@@ -146,6 +147,7 @@ def _table(
             "completion": [e.text for e in episodes],
             "texts": [e.texts or None for e in episodes],
             "ended": [None if e.ended == "done" else e.ended for e in episodes],
+            "demonstration": [e.demonstration or None for e in episodes],
             "ending": [ending for g in groups for ending in g.endings],
             "reward": [s and s.total for s in scored],
             "reward_parts": [s.parts if s else () for s in scored],

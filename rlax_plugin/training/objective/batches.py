@@ -80,6 +80,8 @@ TEMPERATURE = "rl_temperature"
 
 Only in the batches of a run whose ``rlax.rollouts.temperature`` is a schedule.
 """
+GUIDED = "rl_guided"
+"""int32, 1 at the tokens of a demonstration in a group; only with ``rlax.objective.guidance``."""
 DEMONSTRATED = "rl_demonstrated"
 """int32, 1 where a token of a demonstration beside RL trains; a trainer adds it with their rows."""
 TOKEN_REWARDS = "rl_token_rewards"
@@ -101,6 +103,7 @@ _OF_EPISODES = (
     PAID_AT_TOKENS,
     TEMPERATURE,
     "rl_truncated",
+    GUIDED,
 )
 _OF_TURNS = ("rl_turn", "rl_place")
 
@@ -108,10 +111,12 @@ _OF_TURNS = ("rl_turn", "rl_place")
 def device_arrays(section: RlaxSection) -> dict[str, ArraySpec]:
     """Returns name -> spec of the arrays of a run's batches that the loss gets.
 
-    ``ARRAYS``, and ``REWARD_PARTS`` and ``TEMPERATURE`` if the run has them.
+    ``ARRAYS``, and ``REWARD_PARTS``, ``TEMPERATURE`` and ``GUIDED`` if the run has them.
     """
     parts = len(section.rewards)
     found = ARRAYS | ({REWARD_PARTS: ArraySpec(np.dtype(np.float32), (parts,))} if parts else {})
+    if section.objective.guidance is not None:
+        found[GUIDED] = _INT32
     return (
         found if section.rollouts.only_temperature is not None else found | {TEMPERATURE: _FLOAT32}
     )
@@ -167,6 +172,7 @@ def arrays_of(
         mask_truncated=algorithm.mask_truncated,
         reward_parts=len(section.rewards),
         temperatures=section.rollouts.only_temperature is None,
+        guided=section.objective.guidance is not None,
     )
 
 
@@ -181,6 +187,7 @@ def build_arrays(
     mask_truncated: bool = False,
     reward_parts: int = 0,
     temperatures: bool = False,
+    guided: bool = False,
 ) -> dict[str, np.ndarray]:
     """Lays out the trajectories of a batch by ``place``: ``ARRAYS`` and ``HOST_ARRAYS``.
 
@@ -196,6 +203,7 @@ def build_arrays(
       mask_truncated: if True, truncated episodes train no token; their rewards count.
       reward_parts: number of rewards of the config; above 0, ``REWARD_PARTS`` is added.
       temperatures: if True, each group has a temperature, and the arrays have ``TEMPERATURE``.
+      guided: if True, groups may have demonstrations, and the arrays have ``GUIDED``.
 
     Raises:
       TrainingError: a trajectory is too long, has an empty turn, is from a version that cannot be
@@ -230,6 +238,8 @@ def build_arrays(
         arrays[REWARD_PARTS] = np.zeros((rows, length, reward_parts), np.float32)
     if temperatures:
         arrays[TEMPERATURE] = np.ones((rows, length), np.float32)
+    if guided:
+        arrays[GUIDED] = _INT32.zeros(rows, length)
     if layout is not None and sizes_n:
         branches_n = list(itertools.chain.from_iterable(branches))
         shared.write_tokens(arrays, _tokens(batch.groups), branches_n, layout)
@@ -295,6 +305,7 @@ def _write_sampled(
                 score.total - score.at_the_end,
                 group.temperature or 0.0,
                 episode.truncated,
+                episode.demonstration,
             )
             values_n += [values + in_time for in_time in _in_time(episode, counts)]
             for (row, start, _), trajectory in zip(own_places, episode.trajectories, strict=True):

@@ -45,6 +45,7 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
         or have no effect.
     """
     _check_ratios(section, algorithm, built)
+    _check_guidance(section, algorithm)
     _check_options(section, algorithm)
     if counts_kept(built.get("kl.aggregation")) and not counts_kept(built["aggregation"]):
         key, reason = "rlax.objective.kl.aggregation.count", "has no effect by itself: set "
@@ -133,6 +134,25 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
                 else ""
             ),
         )
+
+
+def _check_guidance(section: RlaxSection, algorithm: Algorithm) -> None:
+    """Checks that a demonstration may take the place of a sample."""
+    kl = algorithm.kl
+    refused = {
+        "rlax.environment: it may play several turns": section.several_turns,
+        "rlax.curation.screening.pilots: groups end whose first samples fail": bool(
+            section.curation.screening.pilots
+        ),
+        "rlax.objective.kl.placement: reward, or kl.adaptive: both need the log-probs with which a "
+        "sample was generated": kl.penalises and (kl.placement == "reward" or bool(kl.adaptive)),
+    }
+    if (guidance := section.objective.guidance) is None:
+        return
+    for other, there in refused.items():
+        if there:
+            reason = f"must be null with {other}"
+            raise ConfigError("rlax.objective.guidance", dict(guidance), reason)
 
 
 def _check_kl(algorithm: Algorithm) -> None:

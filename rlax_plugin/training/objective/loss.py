@@ -2,6 +2,13 @@
 
     J = sum_i sum_t sg[agg_it * is_it * corrections_it] * (sg[A_it] * grad_1_it + grad_2_it)
 
+At the tokens of a demonstration in a group (``config.Guidance``), which no policy sampled, it is
+
+    sg[agg_it] * sg[A_it] * pi_it / (pi_it + gamma)
+
+with pi at the rollouts' temperature: LUFFY's off-policy term (arXiv 2504.14945), whose ratio has a
+behaviour probability of 1.
+
 ``sg`` is stop-gradient and is applied here, so no slot can leak a gradient through a weight. KL and
 entropy, if the config has them, are part of grad_2: - beta K_it + c H_it. A loss takes
 log-probabilities, never a model, and returns a sum and a weight: sums over micro-batches divided by
@@ -15,6 +22,7 @@ Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or seve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +33,7 @@ from rlax_plugin.ports.kinds import AT_KEY
 from rlax_plugin.training.objective import combinations, diagnostics, terms, weighing
 from rlax_plugin.training.objective.adaptive_kl import KL_COEFFICIENT
 from rlax_plugin.training.objective.advantages import LengthPenalised
-from rlax_plugin.training.objective.batches import REWARD_PARTS
+from rlax_plugin.training.objective.batches import GUIDED, REWARD_PARTS
 from rlax_plugin.training.objective.inputs import Ratio, SlotMetrics, TokenInputs, TokenOutputs
 from rlax_plugin.training.objective.penalty import KL_TERM, kl_of_tokens
 from rlax_plugin.training.objective.presets import Preset
@@ -151,6 +159,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         section.staleness.max_staleness,
         bool(section.signals),
         kl_aggregation=built.get("kl.aggregation"),
+        gamma=objective.guidance and objective.guidance.gamma,
     )
 
 
@@ -181,6 +190,14 @@ def token_inputs(
         trainer_logprobs_bt = jnp.where(
             known_bt, masked(data["rl_old_logprobs"]), trainer_logprobs_bt
         )
+    reference_logprobs_bt = masked(data["rl_reference_logprobs"] if slots.kl_in_loss else 0.0)
+    if slots.gamma is not None:
+        # Nobody sampled them: every ratio is 1, also in sums over a sequence, and the KL is 0.
+        guided_bt = _guided(data)
+        own_bt = jax.lax.stop_gradient(logprobs_bt)
+        behaviour_logprobs_bt = jnp.where(guided_bt, own_bt, behaviour_logprobs_bt)
+        trainer_logprobs_bt = jnp.where(guided_bt, own_bt, trainer_logprobs_bt)
+        reference_logprobs_bt = jnp.where(guided_bt, logprobs_bt, reference_logprobs_bt)
     from_sampler = slots.algorithm.old_policy == "sampler"
     return TokenInputs(
         logprobs_bt=logprobs_bt,
@@ -188,7 +205,7 @@ def token_inputs(
         old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
         trainer_logprobs_bt=trainer_logprobs_bt,
         behaviour_logprobs_bt=behaviour_logprobs_bt,
-        reference_logprobs_bt=masked(data["rl_reference_logprobs"] if slots.kl_in_loss else 0.0),
+        reference_logprobs_bt=reference_logprobs_bt,
         advantages_bt=masked(data["rl_advantages"]),
         mask_bt=trained_bt.astype(dtype),
         sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
@@ -196,6 +213,11 @@ def token_inputs(
         batch={name: selected(data[name]) for name in _OF_BATCH if name in data},
         steps=slots.steps,
     )
+
+
+def _guided(data: Mapping[str, Any]) -> Any:
+    """Returns the trained tokens of demonstrations in groups, bool [rows, length]."""
+    return (data[GUIDED] > 0) & (data["rl_mask"] > 0)
 
 
 def loss_weight(slots: ObjectiveSlots, data: Mapping[str, Any]) -> Any:
@@ -320,24 +342,31 @@ def make_loss(slots: ObjectiveSlots, added: Terms | None = None) -> Loss:
         if algorithm.entropy_coefficient:
             grad_2_bt += inputs.value(algorithm.entropy_coefficient) * seen.entropy_bt
         terms_bt = seen.advantages_bt * grad_1_bt + grad_2_bt
+        of_policy = frozen
+        if slots.gamma is not None:
+            guided_bt = _guided(data)
+            shaped_bt = jax.nn.sigmoid(seen.logprobs_bt - math.log(slots.gamma))
+            terms_bt = jnp.where(guided_bt, seen.advantages_bt * shaped_bt, terms_bt)
+            weights_bt = jnp.where(guided_bt, agg_bt, weights_bt)
+            of_policy = frozen.only((frozen.mask_bt > 0) & ~guided_bt)
         loss_sum = -jnp.where(seen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
         if kl_bt is not None and not kl.weighted and slots.kl_aggregation is None:
             loss_sum += jnp.where(seen.mask_bt > 0, stop(agg_bt) * kl_bt, 0.0).sum()
 
         positions_bt = data.get("targets_position")
-        metrics = diagnostics.sums(frozen, data["rl_staleness"], positions_bt)
+        metrics = diagnostics.sums(of_policy, data["rl_staleness"], positions_bt)
         if slots.kl_in_loss:
-            log_ratio_bt = frozen.logprobs_bt - frozen.reference_logprobs_bt
+            log_ratio_bt = of_policy.logprobs_bt - of_policy.reference_logprobs_bt
             for name in ("k1", "k3"):
-                values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt
+                values_bt = kl_estimate(name, log_ratio_bt, jnp) * of_policy.mask_bt
                 metrics[f"objective/reference_kl_{name}"] = values_bt.sum()
         for prefix, function in reporting:
-            measured = function.metrics(frozen) if isinstance(function, SlotMetrics) else {}
+            measured = function.metrics(of_policy) if isinstance(function, SlotMetrics) else {}
             for name, value_bt in measured.items():
                 key = f"objective/{prefix}{name}"
                 if key in metrics or key in diagnostics.DERIVED:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")
-                metrics[key] = (value_bt * frozen.mask_bt).sum()
+                metrics[key] = (value_bt * of_policy.mask_bt).sum()
         weight = stop(jnp.asarray(weight, inputs.mask_bt.dtype))
         if added:
             of_update = added

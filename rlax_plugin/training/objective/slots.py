@@ -45,6 +45,7 @@ class ObjectiveSlots:
       lists_signals: True if the config lists signals, which may give values later.
       steps: RL steps of the whole run; 0: not known.
       kl_aggregation: aggregation of the KL in the loss; None: that of the objective.
+      gamma: see ``config.Guidance``; None: groups have no demonstrations.
     """
 
     aggregation: Aggregation
@@ -60,6 +61,7 @@ class ObjectiveSlots:
     lists_signals: bool = False
     steps: int = 0
     kl_aggregation: Aggregation | None = None
+    gamma: float | None = None
 
     @property
     def recorded_advantages(self) -> AdvantageSlot:

@@ -255,6 +255,7 @@ class Contents:
             (Rule.JUDGEMENT_DIFFERS, self._judgement(group, rejected, one)),
             (Rule.MIXED_VERSIONS, self._mixed(group)),
             (Rule.REPEATED_SEED, None if logged else _repeated_seed(group)),
+            (Rule.JUDGEMENT_DIFFERS, self._guidance(group)),
         )
         for rule, problem in problems:
             if problem:
@@ -292,7 +293,8 @@ class Contents:
     def _judgement(self, group: ScoredGroup, rejected: str | None, one: Alive) -> str | None:
         event = one.scored
         assert event is not None
-        rewards = group.rewards[~np.isnan(group.rewards)]
+        own = group.of_policy.rewards
+        rewards = own[~np.isnan(own)]
         said = {
             "reason for rejection": event.rejected,
             "rewards": event.scored,
@@ -305,6 +307,24 @@ class Contents:
         }
         weights = [value_at(weight, one.step) for weight in self._limits.reward_weights]
         return _first_difference(said, found) or _wrong_total(group, weights)
+
+    def _guidance(self, group: ScoredGroup) -> str | None:
+        """Describes what is wrong with a demonstration in a group; None if nothing is."""
+        pairs = list(zip(group.episodes, group.scores, strict=True))
+        shown = [score for episode, score in pairs if episode.demonstration]
+        if not shown:
+            return None
+        if not self._limits.guided:
+            return "has a demonstration, and the config has no rlax.objective.guidance"
+        if len(shown) > 1 or not pairs[-1][0].demonstration:
+            return "expected at most one demonstration, in place of the last sample"
+        own = group.of_policy.rewards
+        if np.isnan(own).any() or (own >= self._limits.pass_threshold).any():
+            return f"has a demonstration: expected samples that all fail, found {own.tolist()}"
+        (score,) = shown
+        if not isinstance(score, Score) or score.total <= max(own, default=-np.inf):
+            return "has a demonstration: expected that it has a higher reward than the samples"
+        return None
 
     def _mixed(self, group: ScoredGroup) -> str | None:
         versions = np.concatenate([sampled.versions for sampled in group.sampled])
@@ -402,6 +422,7 @@ def _digest(recorded: RecordedGroup) -> str:
         *([] if group.temperature is None else [group.temperature]),
         *(r.tobytes() for s in group.scores if isinstance(s, Score) for r in s.token_rewards),
         *(e.order for e in group.episodes if e.order),
+        *(("demonstration", e.index) for e in group.episodes if e.demonstration),
         *((i, n, t.sampled.seed, t.sampled.finish, t.sampled.workers) for i, n, t in turns),
         *(t.given.tobytes() for _, _, t in turns),
         *(getattr(s, name).tobytes() for s in group.sampled for name in _PER_TOKEN),

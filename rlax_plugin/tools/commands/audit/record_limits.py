@@ -39,6 +39,7 @@ class Limits:
       logged: True if the run trains on logged samples, which have neither versions nor seeds of
         the run, and any number in a group up to ``group_size``.
       temperature: that of rollouts, if it is a schedule; None: groups record none.
+      guided: True if groups may have demonstrations.
     """
 
     max_staleness: int
@@ -54,6 +55,7 @@ class Limits:
     pass_threshold: float
     reward_weights: tuple[Scheduled[float], ...]
     temperature: Schedule | None
+    guided: bool
     logged: bool = False
 
 
@@ -103,6 +105,7 @@ def read_limits(files: RunFiles) -> Limits:
         sequences_per_row=batches.sequences_per_row,
         shared_prompts=batches.shared_prompts,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
+        guided=bool((section.get("objective") or {}).get("guidance")),
         temperature=temperature if isinstance(temperature, Schedule) else None,
         logged=bool(part(LoggedSamples, "logged_samples", "path").path),
         reward_weights=() if several else _weights(section.get("rewards") or []),

@@ -90,7 +90,9 @@ class _Index:
             "oldest": int(versions.min()) if len(versions) else None,
             "newest": int(versions.max()) if len(versions) else None,
             "finish": row["ending"],
-            "worker": "+".join(dict.fromkeys(map(harmless, row["workers"]))),
+            "worker": "demonstration"
+            if row["demonstration"]
+            else "+".join(dict.fromkeys(map(harmless, row["workers"]))),
             "seed": str(row["seeds"][0]),  # 64 bits are more than a number in JavaScript holds
             "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
         }

@@ -1,0 +1,105 @@
+"""A demonstration in place of a sample: of which groups, how it is recorded, and who counts it."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from flow_harness import Harness, MixedOnly
+from part_stubs import SourceStub
+from sections import section_with
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import group_of
+from rlax_plugin.reward.messages import Needs
+from rlax_plugin.run.controller.guidance import Guide
+from rlax_plugin.run.controller.screening import check_rewards
+from rlax_plugin.run.state import events as ev
+from rlax_plugin.run.state import journal
+from rlax_plugin.tools.commands.audit import audit
+from rlax_plugin.training.objective.batches import GUIDED, build_arrays
+
+GUIDANCE = {"gamma": 0.1}
+
+
+def harness(directory, **more):
+    return Harness(directory, groups=1, filters=(MixedOnly(),), guidance=GUIDANCE, **more)
+
+
+async def test_the_last_sample_of_a_failed_group_becomes_the_right_answer(tmp_path):
+    run = harness(tmp_path)
+    await run.begin()
+    await run.answers.answer(0, 0, (0.0, 0.0), length=2)
+    batch, _ = await run.flow.batch(1)
+    await run.flow.commit()
+    (group,) = batch.groups
+    own, shown = group.episodes
+    assert not own.demonstration and shown.demonstration
+    (sampled,) = shown.sampled
+    assert sampled.tokens.tolist() == [7, 7, 1] and sampled.logprobs.tolist() == [0, 0, 0]
+    assert sampled.versions.tolist() == [0, 0, 0] and sampled.workers == ()
+    assert shown.index == 1 and not shown.truncated
+    assert group.rewards.tolist() == [0.0, 1.0]
+    assert [advantage.tolist() for advantage in batch.advantages] == [[-0.5, 0.5]]
+    arrays = build_arrays(batch, rows=2, length=4, guided=True)
+    assert arrays[GUIDED].tolist() == [[0, 0, 0, 0], [1, 1, 1, 0]]
+    assert arrays["rl_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    # The pass rate is the policy's own.
+    (scored,) = [
+        event
+        for segment in journal.read(run.files)
+        for event in segment[0].events
+        if isinstance(event, ev.Scored)
+    ]
+    assert (scored.passed, scored.scored, scored.rejected) == (0, 1, None)
+    report = audit(run.files)
+    assert report.violation is None, report.violation
+    (path,) = tmp_path.rglob("samples/**/*.parquet")
+    assert pq.read_table(path)["demonstration"].to_pylist() == [None, True]
+
+
+@pytest.mark.parametrize("reward", [0.0, None])
+async def test_an_answer_that_the_rewards_do_not_prefer_is_refused_and_counted(
+    tmp_path, reward, caplog
+):
+    run = harness(tmp_path)
+    await run.begin()
+    run.answers.shown = reward
+    await run.answers.answer(0, 0, (0.0, 0.0))
+    stats = run.flow._history.stats
+    assert stats.guidance_refused == 1
+    (judged,) = stats.scored
+    assert judged.reason == "all rewards equal"
+    assert not any(episode.demonstration for episode in group_of(judged).episodes)
+    assert "not more than the failures" in caplog.text
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 1.0), (1.0, 1.0), (None, 0.0)])
+async def test_groups_that_did_not_fail_as_a_whole_stay_as_they_are(tmp_path, rewards):
+    run = harness(tmp_path)
+    await run.begin()
+    await run.answers.answer(0, 0, rewards)
+    (judged,) = run.flow._history.stats.scored
+    group = group_of(judged)
+    assert not any(episode.demonstration for episode in group.episodes)
+    assert np.array_equal(group.rewards, np.array(rewards, float), equal_nan=True)
+    assert run.flow._history.stats.guidance_refused == 0
+
+
+async def test_the_audit_finds_a_demonstration_that_the_config_does_not_allow(tmp_path):
+    run = harness(tmp_path)
+    await run.begin()
+    await run.answers.answer(0, 0, (0.0, 0.0))
+    await run.flow.batch(1)
+    await run.flow.commit()
+    config = run.files.get("config.yml").replace(b"guidance:\n      gamma: 0.1", b"guidance: null")
+    assert b"null" in config
+    run.files.put("config.yml", config)
+    assert "has no rlax.objective.guidance" in str(audit(run.files).violation)
+
+
+def test_a_config_is_refused_with_which_it_could_not_work():
+    section = section_with(objective={"guidance": GUIDANCE})
+    with pytest.raises(ConfigError, match="gives no right answers"):
+        Guide(section, SourceStub(), None)
+    with pytest.raises(ConfigError, match="scores the samples of a group together"):
+        check_rewards(section, Needs(group=True))
+    check_rewards(section, Needs())
