@@ -25,6 +25,7 @@ import numpy as np
 _CAST = re.compile(
     r"\.(query|key|value|qkv_proj|out|wq_a|wq_b|wkv_a|wkv_b|wk|in_proj_qkvz|out_proj)\.kernel$"
     r"|\.(wi|wi_0|wi_1|wo|per_layer_model_projection)\.kernel$"
+    r"|\.kernel_lora_[ab]$"
     r"|\.(wi|wi_0|wi_1|wo|embed_tokens_per_layer)$"
 )
 # The output layer, which ``logits_dot_in_fp32`` computes in float32; the embedding may be one.

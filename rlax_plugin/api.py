@@ -36,6 +36,7 @@ from rlax_plugin.base.tokens.tokenizer import Tokenizer
 
 # Records.
 from rlax_plugin.base.types import (
+    ADAPTER,
     SAFETENSORS,
     Attempt,
     Canary,

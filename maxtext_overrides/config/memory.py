@@ -24,6 +24,7 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
+from maxtext_overrides import adapters
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.kept_positions import logits_per_row
@@ -84,7 +85,8 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
     from maxtext.utils import maxtext_utils
 
     graph, state = nnx.split(model)
-    parameters, weights = nnx.filter_state(state, nnx.Param), published(state)
+    trained = nnx.LoRAParam if adapters.enabled(config) else nnx.Param
+    parameters, weights = nnx.filter_state(state, trained), published(state)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
     positions = int(config.max_target_length) if whole_rows else _logits_positions(config)
@@ -256,6 +258,7 @@ def abstract_model(config: Config, mode: str) -> Any:
 def creation_of(config: Config, mesh: jax.sharding.Mesh, mode: str) -> tuple[Any, Any]:
     """Returns a function that makes a model, and the model with shapes, dtypes and shardings."""
     with unavailable("tensorflow", "google.cloud.aiplatform"):
+        adapters.install(config.allow_untested)
         from maxtext.utils.model_creation_utils import create_nnx_abstract_model
 
     return create_nnx_abstract_model(config, mesh, model_mode=mode)

@@ -68,6 +68,23 @@ _REJECTED_TILED: tuple[_Rejection, ...] = (
     ),
     ("vocab_tiling_ag_once", bool, "must be false: tiles lie along the vocabulary, not the batch"),
 )
+# With ``lora.enable_lora``, in addition.
+_REJECTED_ADAPTED: tuple[_Rejection, ...] = (
+    ("quantization", bool, "must be empty with lora.enable_lora"),
+    ("use_qwix_quantization", bool, "must be false with lora.enable_lora"),
+    ("lora_input_adapters_path", bool, "must be empty with lora.enable_lora"),
+    ("ici_pipeline_parallelism", _above(1), "must be 1 with lora.enable_lora"),
+    ("dcn_pipeline_parallelism", _above(1), "must be 1 with lora.enable_lora"),
+    ("parameter_memory_host_offload", bool, "must be false with lora.enable_lora"),
+    ("shard_optimizer_over_data", bool, "must be false with lora.enable_lora"),
+    ("shard_mode", lambda v: v == "explicit", "must be auto with lora.enable_lora"),
+    (
+        "source_checkpoint_layout",
+        lambda v: v != "orbax",
+        "must be orbax with lora.enable_lora: rlax convert makes such a checkpoint",
+    ),
+)
+_UNSUPPORTED = ("lora_weight_qtype", "lora_tile_size")
 
 
 def rejections(values: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -105,10 +122,31 @@ def rejections(values: Mapping[str, Any]) -> Iterator[ConfigError]:
             False,
             "must be true with use_indexer, which has no loss otherwise",
         )
-    lora = values.get("lora")
-    if isinstance(lora, Mapping) and lora.get("enable_lora"):
-        yield ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
+    yield from _of_adapters(values)
     if isinstance(rate, float | int) and rate < 1:
         yield ConfigError(
             "per_device_batch_size", rate, "must be at least 1, because a smaller value drops rows"
         )
+
+
+def _of_adapters(values: Mapping[str, Any]) -> Iterator[ConfigError]:
+    lora = values.get("lora")
+    if not isinstance(lora, Mapping):
+        return
+    if not lora.get("enable_lora"):
+        for name, value in lora.items():
+            if value and name != "enable_lora":
+                reason = "has no effect unless lora.enable_lora is true: all weights would train"
+                yield ConfigError(f"lora.{name}", value, reason)
+        return
+    for name in ("lora_rank", "lora_alpha"):
+        value = lora.get(name, 0)
+        if isinstance(value, int | float) and value <= 0:
+            yield ConfigError(f"lora.{name}", value, "must be above 0 with lora.enable_lora")
+    for name in _UNSUPPORTED:
+        if value := lora.get(name):
+            yield ConfigError(f"lora.{name}", value, "must not be set: it is not supported")
+    for key, is_bad, reason in _REJECTED_ADAPTED:
+        value = values.get(key)
+        if value is not None and is_bad(value):
+            yield ConfigError(key, value, reason)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import tied_head
+from maxtext_overrides import adapters, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.sampler import joined_prefill, windows
@@ -84,6 +84,7 @@ class MaxEngineModel:
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
         rope_scaling.install(allow_untested)
+        adapters.install(allow_untested)
         windows.install(allow_untested)
         joined_prefill.install(allow_untested)
         engine = maxengine.MaxEngine(config, devices)

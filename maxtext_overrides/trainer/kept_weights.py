@@ -1,4 +1,7 @@
-"""Keeps copies of a model's weights during training, and saves and loads them as MaxText files."""
+"""Keeps copies of a model's weights during training, and saves and loads them as MaxText files.
+
+With adapters only these are copied: the base does not change, and a copy is used with the loop's.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ import jax
 from flax import nnx
 from jax.sharding import Sharding
 
+from maxtext_overrides import adapters
+from maxtext_overrides.trainer.adapter_files import read_variables
 from maxtext_overrides.trainer.train_loop import Loop, fresh_weights
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
-from rlax_plugin.base.errors import ConfigError
 
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
 
@@ -39,17 +43,18 @@ class KeptWeights:
           loop: the running loop.
           offload: True keeps it in host memory between uses.
         """
-        current = published(loop.model_state)
+        current = published(_parameters(loop))
         shardings = {name: array.sharding for name, array in current.items()}
         if not offload:
-            return cls(fresh_weights(loop), shardings)
+            return cls(fresh_weights(loop, only=current.__contains__), shardings)
         host = {name: _resting(sharding, offload) for name, sharding in shardings.items()}
         # Parameters that rest on the host themselves must not be shared: train steps donate them.
         return cls(jax.device_put(current, host, may_alias=False), shardings)
 
-    def on_devices(self) -> Weights:
+    def on_devices(self, loop: Loop) -> Weights:
         """Returns the weights on the devices, for temporary use; offloaded weights are copied."""
-        return jax.device_put(self._weights, self._shardings)
+        kept = jax.device_put(self._weights, self._shardings)
+        return published(loop.model_state) | kept if adapters.enabled(loop.config) else kept
 
 
 def _resting(sharding: Sharding, offload: bool) -> Sharding:
@@ -57,6 +62,8 @@ def _resting(sharding: Sharding, offload: bool) -> Sharding:
 
 
 def _parameters(loop: Loop) -> nnx.State:
+    if adapters.enabled(loop.config):
+        return nnx.filter_state(loop.model_state, nnx.LoRAParam)
     return nnx.filter_state(loop.model_state, nnx.Not(nnx.Any(*UNPUBLISHED)))
 
 
@@ -69,7 +76,9 @@ def save(path: str, loop: Loop) -> None:
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
-    checkpointing = _checkpointing(loop)
+    from maxtext.common import checkpointing
+
+    check(OVERRIDES, loop.config.allow_untested)
     collections: dict[str, dict[Any, Any]] = {}
     for place, variable in nnx.to_flat_state(_parameters(loop)):
         # MaxText reads a variable from the collection of its class; a parameter's is "params".
@@ -96,30 +105,12 @@ def load(path: str, loop: Loop, offload: bool, key: str) -> KeptWeights:
       ConfigError: there is no checkpoint, it cannot be read, or it is another model's.
       OverrideError: MaxText's source differs from the tested one.
     """
-    checkpointing = _checkpointing(loop)
-
     like = jax.tree.map(
         lambda array: jax.ShapeDtypeStruct(
             array.shape, array.dtype, sharding=_resting(array.sharding, offload)
         ),
         _parameters(loop),
     )
-    try:
-        found = checkpointing.load_params_from_path(
-            path,
-            like,
-            loop.config.checkpoint_storage_concurrent_gb,
-            loop.config.checkpoint_storage_use_ocdbt,
-            loop.config.checkpoint_storage_use_zarr3,
-        )
-    except (ValueError, OSError) as error:
-        raise ConfigError(key, path, str(error)) from error
-    current = published(loop.model_state)
-    return KeptWeights(published(found), {n: a.sharding for n, a in current.items()})
-
-
-def _checkpointing(loop: Loop) -> Any:
-    from maxtext.common import checkpointing
-
-    check(OVERRIDES, loop.config.allow_untested)
-    return checkpointing
+    found = read_variables(loop.config, key, path, like)
+    current = published(_parameters(loop))
+    return KeptWeights(found, {n: a.sharding for n, a in current.items()})

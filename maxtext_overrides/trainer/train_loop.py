@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides import folding, kept_positions, tied_head
+from maxtext_overrides import adapters, folding, kept_positions, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import copied
-from maxtext_overrides.trainer import checkpoint_fingerprints, shared_prompts
+from maxtext_overrides.trainer import adapter_files, checkpoint_fingerprints, shared_prompts
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.async_saves import AsyncSaves
 from maxtext_overrides.trainer.checkpoints import holds
@@ -56,15 +56,19 @@ _TRAIN = "maxtext.trainers.pre_train.train"
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/train_loop.py"]
 
 
-def fresh_weights(loop: Loop, rounds: bool = False) -> Mapping[str, jax.Array]:
+def fresh_weights(
+    loop: Loop, rounds: bool = False, only: Callable[[str], bool] = lambda name: True
+) -> Mapping[str, jax.Array]:
     """Returns the variables of a weight version in new buffers.
 
     The call returns at once; the copy runs after the step that computes the weights.
 
     Args:
       rounds: False gives them the model's dtypes, True those of ``version_dtypes``.
+      only: True for the names of the variables to return.
     """
-    return copied(published(loop.model_state), loop.config, rounds)
+    current = published(loop.model_state)
+    return copied({n: a for n, a in current.items() if only(n)}, loop.config, rounds)
 
 
 def _unless_frozen(frozen_updates: int, before: Any, after: Any) -> Any:
@@ -98,8 +102,9 @@ class _Extension:
         rl: bool,
         frozen_updates: int,
         positions: int | None,
+        base: str | None,
     ):
-        self.frozen_updates, self.positions = frozen_updates, positions
+        self.frozen_updates, self.positions, self.base = frozen_updates, positions, base
         self.train, self.config, self.events, self.arrays = train, config, events, arrays
         self.rl = rl
         chosen = config.rlax.objective
@@ -170,6 +175,9 @@ class _Extension:
                 result = stock(config, recorder, devices)
             model, mesh, state = result[3], result[4], result[-1]
             trained = self.train.get_first_step(model, state)
+            if adapters.enabled(config):
+                with self._remembered():
+                    adapter_files.complete(config, state.model, trained > 0, self.base)
             completed, extra = divmod(trained, self.updates.per_step)
             graph, model_state = nnx.split(state.model)
             self.loop = Loop(config, completed, completed, mesh, graph, model_state)
@@ -197,6 +205,17 @@ class _Extension:
             checkpoints, name = os.path.split(os.path.dirname(path.rstrip("/")))
             if name.isdecimal():  # else it is no checkpoint of a run
                 checkpoint_fingerprints.check(checkpoints, int(name), state)
+
+    def _filter_lora_trainable_state(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        return adapter_files.without_base(stock)
+
+    def restore_lora_from_path(self, model: Any, mt_config: Any) -> Any:
+        """Restores nothing: see ``adapter_files.complete``."""
+        del mt_config
+        return model
+
+    def gradient_accumulation_loss_and_grad(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        return adapters.of_adapters_only(stock)
 
     def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(
@@ -329,19 +348,21 @@ def extended(
     objective: rl_loss.Objective | None,
     outputs: Collection[str],
     frozen_updates: int = 0,
+    base: str | None = None,
 ) -> Iterator[tuple[Any, _Extension]]:
     """Yields MaxText's trainer with our extension points; see ``run_train_loop``."""
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
     tied_head.install(config.allow_untested)
     rope_scaling.install(config.allow_untested)
     folding.install(config.allow_untested)
+    adapters.install(config.allow_untested)
     if config.rlax.batches.shared_prompts:
         shared_prompts.install(config.allow_untested)
     rl = objective is not None
     # Of a demonstration any token may train.
     keeps = rl and "rl_mask" in arrays and DEMONSTRATED not in arrays
     positions = kept_positions.logits_per_row(config) if keeps else None
-    extension = _Extension(train, config, events, arrays, rl, frozen_updates, positions)
+    extension = _Extension(train, config, events, arrays, rl, frozen_updates, positions, base)
     loss_fn = None
     if objective is not None:
         temperature = config.rlax.rollouts.only_temperature
@@ -358,6 +379,7 @@ def run_train_loop(
     objective: rl_loss.Objective | None = None,
     outputs: Collection[str] = (),
     frozen_updates: int = 0,
+    base: str | None = None,
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
 
@@ -373,6 +395,7 @@ def run_train_loop(
       outputs: of ``loss.OUTPUTS``, what the objective gets of the model besides log-probs.
       frozen_updates: number of first updates after which the model and the optimizer are what they
         were before; with an objective.
+      base: with adapters, the checkpoint of their base; None: ``load_parameters_path``.
 
     Returns:
       The loop as it ended, by ``config.steps`` or because ``decide`` said so.
@@ -385,7 +408,7 @@ def run_train_loop(
         decoded.
       Exception: ``events`` raised it; it is passed on unchanged.
     """
-    extensions = extended(config, events, arrays, objective, outputs, frozen_updates)
+    extensions = extended(config, events, arrays, objective, outputs, frozen_updates, base)
     with extensions as (train, extension):
         recorder = train.create_goodput_recorder(config)
         train.record_goodput(recorder, train.RECORD_JOB_START_TIME)

@@ -137,7 +137,7 @@ class MaxTextValueModel:
 
     def _read(self, choice: ValueModelChoice, abstract: nnx.State) -> dict[str, Any]:
         loop = Loop(self._config, 0, 0, self._mesh, self._graph, abstract)
-        return dict(kept_weights.load(choice.start, loop, False, choice.key).on_devices())
+        return dict(kept_weights.load(choice.start, loop, False, choice.key).on_devices(loop))
 
     def _values_bt(self, params: Any, rest: Any, data: Mapping[str, jax.Array]) -> jax.Array:
         """Returns float32 [rows, length]; traced by JAX."""

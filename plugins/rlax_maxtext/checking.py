@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     mixed = _check_mixed(config, context, options.demonstrations)
     return CheckResult(
         says=_says(config, section, needed.parameters, devices, rows)
+        | _says_of_adapters(config, needed)
         | _says_of_start(warm, data)
         | mixed,
         memory=_memory(config, context, warm, needed, devices),
@@ -105,6 +107,7 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
     Raises:
       ConfigError: it is not a checkpoint, or is of another model.
     """
+    from maxtext_overrides.adapters import is_adapter
     from maxtext_overrides.trainer import first_weights
 
     keys = config.get_keys()
@@ -112,7 +115,8 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
         return
     if "://" not in found[1]:
         first_weights.check_place(*found, config.scan_layers)
-    names = first_weights.check_shapes(*found, needed.shapes)
+    base = {name: shape for name, shape in needed.shapes.items() if not is_adapter(name)}
+    names = first_weights.check_shapes(*found, base)
     first_weights.check_converted(*found, config)
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -204,6 +208,23 @@ def _says(
         "checkpoints": f"every {config.checkpoint_period} updates, and at the end"
         if config.enable_checkpointing
         else "none",
+    }
+
+
+def _says_of_adapters(config: Config, needed: TrainingMemory) -> dict[str, str]:
+    from maxtext_overrides import adapters
+
+    if not adapters.enabled(config):
+        return {}
+    lora, modules = config.lora, adapters.matched(needed.shapes)
+    kinds: dict[str, int] = {}
+    for path in modules:
+        kind = re.sub(r"(?<=[_/])\d+(?=/)", "*", path)
+        kinds[kind] = kinds.get(kind, 0) + 1
+    listed = ", ".join(f"{kind} ({n})" if n > 1 else kind for kind, n in kinds.items())
+    return {
+        "adapters": f"rank {lora.lora_rank}, alpha {lora.lora_alpha:g}, "
+        f"{sum(modules.values()):,} parameters, in {listed}"
     }
 
 

@@ -187,6 +187,26 @@ def _check_sharing(config: Any) -> None:
             )
 
 
+def _check_adapters(config: Any, section: RlaxSection) -> None:
+    """Checks that nothing else than the base and adapters is to be read.
+
+    Raises:
+      ConfigError: a key names other weights.
+    """
+    if path := section.objective.reference.path:
+        reason = (
+            "must be empty with lora.enable_lora: the reference is the model with the adapters "
+            "that training starts from, which change nothing at first"
+        )
+        raise ConfigError("rlax.objective.reference.path", path, reason)
+    if config.load_full_state_path:
+        reason = (
+            "must be empty with lora.enable_lora: load_parameters_path has the base, and "
+            "lora.lora_restore_path adapters"
+        )
+        raise ConfigError("load_full_state_path", config.load_full_state_path, reason)
+
+
 def _completion(section: RlaxSection) -> str:
     """The key that limits the tokens after a prompt."""
     return "rlax.episodes.max_tokens" if section.episodes.max_tokens else "max_new_tokens"
@@ -208,6 +228,8 @@ def check_shapes(config: Any, section: RlaxSection) -> None:
         )
     if section.batches.shared_prompts:
         _check_sharing(config)
+    if config.lora.enable_lora:
+        _check_adapters(config, section)
     if section.batches.sequences_per_row == 1:
         return
     for key, blind in _BLIND_TO_SEGMENTS.items():

@@ -68,7 +68,7 @@ class MaxTextView(ModelView):
         self, batch: Mapping[str, np.ndarray], names: tuple[str, ...], weights: Any
     ) -> Iterator[Part]:
         loop, orders = self._shown, self._orders
-        current = published(loop.model_state) if weights is None else weights.on_devices()
+        current = published(loop.model_state) if weights is None else weights.on_devices(loop)
         count = self._scores.rows
         for start in range(0, len(batch["inputs"]), count):
             rows = slice(start, start + count)

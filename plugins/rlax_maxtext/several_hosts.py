@@ -225,7 +225,7 @@ class Obedient:
         from maxtext_overrides.variables import published
 
         number, loop = order.settings["weights"], self.shown
-        weights = self._kept[number].on_devices() if number else published(loop.model_state)
+        weights = self._kept[number].on_devices(loop) if number else published(loop.model_state)
         names = tuple(order.settings["names"].split())
         for _ in self._scores.parts(loop, weights, order.arrays, names):
             pass  # host 0 alone reads the outputs

@@ -22,6 +22,7 @@ from rlax_maxtext.config_agreement import (
 from rlax_maxtext.options import DATA, MIXED, TrainerOptions, WarmStart, check_directory
 from rlax_maxtext.several_hosts import Obedient, Orders, join
 from rlax_plugin.api import (
+    ADAPTER,
     ARRAYS,
     PREPARED,
     BuildContext,
@@ -118,16 +119,32 @@ class MaxTextTrainer(Trainer):
         return supervised.warm_start(given, config, warm, source, measured)
 
     def _publisher(self, port: Publication) -> Callable[[Loop], None]:
-        """A function that publishes the weights of a loop, with the canary for workers."""
+        """A function that publishes the weights of a loop, with the canary for workers.
+
+        With adapters it hands over the base once, and then they are all that a version writes.
+        """
+        from maxtext_overrides.adapters import enabled, is_adapter
         from maxtext_overrides.trainer.train_loop import fresh_weights
+        from maxtext_overrides.variables import published
         from rlax_maxtext.canary_forward import CanaryForward
 
         canary = CanaryForward(port.canary_tokens)
         rounds = self._section.weights.rounded
+        base_is_out = False
 
         def publish(loop: Loop) -> None:
-            arrays = fresh_weights(loop, rounds)
-            port.publish(loop.completed, arrays, canary(loop, arrays))
+            nonlocal base_is_out
+            if not enabled(loop.config):
+                arrays = fresh_weights(loop, rounds)
+                port.publish(loop.completed, arrays, canary(loop, arrays))
+                return
+            adapter = fresh_weights(loop, rounds, is_adapter)
+            base = None
+            if not base_is_out:
+                base = fresh_weights(loop, rounds, lambda name: not is_adapter(name))
+            checked = canary(loop, {**(base or published(loop.model_state)), **adapter})
+            port.publish(loop.completed, base, checked, {ADAPTER: adapter})
+            base_is_out = True
 
         return publish
 
@@ -307,7 +324,7 @@ class MaxTextTrainer(Trainer):
             orders.all("warm_start", path=path or "")
             if path is None:
                 path = self._supervised(given, config, self._reporter(port))
-            config = initialize(given, load_parameters_path=path)
+            config = initialize(given, **self._start_at(path))
         port.waits("building the model", _BUILD_S)
         return config
 
@@ -324,7 +341,7 @@ class MaxTextTrainer(Trainer):
                 path = self._supervised(given, config, lambda step, steps, note: None)
             elif path != supervised.finished(config, warm):
                 raise TrainingError(f"host 0 names {path}, and there is no such warm start here")
-            config = initialize(given, load_parameters_path=path)
+            config = initialize(given, **self._start_at(path))
         return config
 
     def _loaded(self) -> tuple[ResolvedConfig, Any]:
@@ -391,13 +408,19 @@ class MaxTextTrainer(Trainer):
         self._descent = descent
         return "the warm start" if self._options.warm_start.enabled else None
 
-    def first_weights(self) -> dict[str, str]:
+    def first_weights(self) -> dict[str, Any]:
         """MaxText's keys for the weights of another run; an own checkpoint takes precedence."""
         if self._descent is None:
             return {}
         from maxtext_overrides.trainer.checkpoints import items
 
-        path = items(self._descent.run, self._descent.checkpoint)
+        return self._start_at(items(self._descent.run, self._descent.checkpoint))
+
+    def _start_at(self, path: str) -> dict[str, Any]:
+        """MaxText's keys for weights that were trained with this config's keys ``lora``."""
+        lora = given_config(self._context).maxtext.get("lora")
+        if isinstance(lora, Mapping) and lora.get("enable_lora"):
+            return {"lora": {**lora, "lora_restore_path": path}}
         return {"load_parameters_path": path, "source_checkpoint_layout": "orbax"}
 
     def checkpoints(self) -> dict[int, str]:
@@ -445,12 +468,9 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         port.waits("reading the checkpoint", _BUILD_S)
+        given = given_config(self._context)
         config = initialize(
-            join(
-                self._context,
-                given_config(self._context),
-                self._options.demonstrations.added_rows,
-            ),
+            join(self._context, given, self._options.demonstrations.added_rows),
             base_output_directory=str(self._context.run_dir),
             run_name="restored",
             load_full_state_path=items(self._context.run_url, name),
@@ -465,4 +485,10 @@ class MaxTextTrainer(Trainer):
             on_start=self._publisher(port),
         )
         slots = resolve(self._section, self._context.part)
-        run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
+        run_train_loop(
+            config,
+            events,
+            arrays=ARRAYS,
+            objective=make_loss(slots),
+            base=str(given.maxtext.get("load_parameters_path") or ""),
+        )

@@ -107,7 +107,12 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
     [
         ("dropout_rate=0.1", "dropout_rate = 0.1: must be 0"),
         ("training_objective=block_diffusion", "training_objective = 'block_diffusion'"),
-        ("lora.enable_lora=true", "lora.enable_lora = True"),
+        ("lora.enable_lora=true", "lora.lora_rank = 0: must be above 0 with lora.enable_lora"),
+        ("lora.lora_rank=4", "lora.lora_rank = 4: has no effect unless lora.enable_lora is true"),
+        (
+            "lora={enable_lora:true,lora_rank:4,lora_alpha:8,lora_weight_qtype:nf4}",
+            "lora.lora_weight_qtype = 'nf4': must not be set",
+        ),
         ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
         ("base_emb_dimm=8", "base_emb_dimm = 8: no such key; did you mean 'base_emb_dim'"),
         ("steps=many", "steps = 'many': must be a whole number, at least 0"),

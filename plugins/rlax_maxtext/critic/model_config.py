@@ -13,6 +13,7 @@ from rlax_plugin.api import ConfigError, ResolvedConfig
 _SHARED = ("vocab_size", "max_target_length", "mesh_axes")
 # It has no output layer, and nothing predicts tokens.
 _NO_OUTPUT = {"num_vocab_tiling": 1, "mtp_num_layers": 0}
+_NO_ADAPTERS = {"enable_lora": False, "lora_rank": 0, "lora_alpha": 0.0, "lora_module_path": ""}
 
 
 def critic_config(
@@ -34,7 +35,7 @@ def critic_config(
     """
     policy = load(given)
     try:
-        config = load(given, **{**keys, **_NO_OUTPUT})
+        config = load(given, **{**keys, **_NO_OUTPUT, "lora": _NO_ADAPTERS})
     except ConfigError as error:
         if error.key in keys:
             raise ConfigError(f"{key}.{error.key}", error.value, error.reason) from None

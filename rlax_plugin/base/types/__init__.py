@@ -40,6 +40,7 @@ from rlax_plugin.base.types.sampled import (
     staleness_of,
 )
 from rlax_plugin.base.types.weights import (
+    ADAPTER,
     BASE,
     LONGEST_NAME,
     MOST_PARTS,

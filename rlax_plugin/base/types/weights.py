@@ -13,6 +13,8 @@ import numpy as np
 
 BASE = "base"
 """The part with the model's own variables."""
+ADAPTER = "adapter"
+"""The part with low-rank adapters, whose base the part ``base`` is."""
 NATIVE = "native"
 """The format of a part whose variables have the trainer's names and shapes."""
 SAFETENSORS = "safetensors"
@@ -96,7 +98,7 @@ class VersionPart:
     A part that has not changed belongs to the next version as it is: both have the same path.
 
     Attributes:
-      name: ``base``; later others, such as ``adapter``.
+      name: ``base``, or another, such as ``adapter``.
       path: location of the bytes, which every worker can read.
       tensors: variable name -> spec.
       format: convention of the variables' names and shapes; ``native``: the trainer's.

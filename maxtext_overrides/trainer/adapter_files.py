@@ -1,0 +1,153 @@
+"""What a training with adapters reads besides MaxText: the base, and adapters to start from.
+
+MaxText's checkpoints of such a training hold adapters and their optimizer state, so a training that
+continues needs its base again: MaxText would make one from the seed. ``base.json`` in the run's
+directory has the fingerprint of every variable of the base, and no other base is trained on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from maxtext_overrides.adapters import is_adapter
+from maxtext_overrides.models.reading import stored_shapes
+from maxtext_overrides.upstream.declared import BY_MODULE
+from maxtext_overrides.upstream.signatures import check
+from maxtext_overrides.variables import published, restore
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
+from rlax_plugin.weights.device_fingerprint import fingerprint
+
+OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
+
+_RECORD, _BASE_KEY, _ADAPTERS_KEY = "base.json", "load_parameters_path", "lora.lora_restore_path"
+
+
+def complete(config: Any, model: Any, continues: bool, base: str | None) -> None:
+    """Reads what MaxText has not read, and compares the base with that of the run.
+
+    Args:
+      model: the model after MaxText's set-up; it is changed.
+      continues: True if its adapters are those of a checkpoint of the run.
+      base: path of the base; None: ``load_parameters_path``.
+
+    Raises:
+      ConfigError: a checkpoint cannot be read, lacks a variable, or is of another model; or the
+        base is not the one that the run began with.
+    """
+    path = config.load_parameters_path if base is None else base
+    if continues and path:
+        _read(config, model, _BASE_KEY, path, lambda name: not is_adapter(name))
+    if not continues and config.lora.lora_restore_path:
+        _read(config, model, _ADAPTERS_KEY, config.lora.lora_restore_path, is_adapter)
+    _check_base(config, published(nnx.state(model)), path)
+
+
+def without_base(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns MaxText's ``_filter_lora_trainable_state``, which drops nothing but the base."""
+
+    def filtered(state: Any) -> Any:
+        if not isinstance(state, dict):
+            return stock(state)
+        if "params" in state:
+            return {**state, "params": _adapters(state["params"], "")}
+        return _adapters(state, "")
+
+    return filtered
+
+
+def _adapters(tree: Any, name: str) -> Any:
+    """Returns a tree of nested dicts with its adapters only; None if it has none."""
+    if not isinstance(tree, dict):
+        return tree if is_adapter(name) else None
+    found = {key: _adapters(below, f".{key}") for key, below in tree.items()}
+    return {key: below for key, below in found.items() if below is not None} or None
+
+
+def _read(config: Any, model: Any, key: str, path: str, wanted: Callable[[str], bool]) -> None:
+    """Replaces variables of a model by those of a checkpoint."""
+    state = nnx.state(model)
+    current = published(state)
+    _check_shapes(key, path, {n: tuple(a.shape) for n, a in current.items() if wanted(n)})
+    chosen = [
+        (place, variable)
+        for place, variable in nnx.to_flat_state(state)
+        if (name := ".".join(map(str, place))) in current and wanted(name)
+    ]
+    like = jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding),
+        nnx.from_flat_state(chosen),
+    )
+    nnx.update(model, restore(state, current | read_variables(config, key, path, like)))
+
+
+def _check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -> None:
+    stored = stored_shapes(key, path)
+    for name, shape in expected.items():
+        if (found := stored.get(name)) != shape:
+            what = "is missing" if found is None else f"has shape {list(found)}"
+            raise ConfigError(key, path, f"{name} {what}, and must have shape {list(shape)}")
+    if others := sorted(filter(is_adapter, stored.keys() - expected.keys())):
+        raise ConfigError(key, path, f"has the adapter {others[0]}, which this config has not")
+
+
+def read_variables(config: Any, key: str, path: str, like: nnx.State) -> dict[str, jax.Array]:
+    """Returns variables of a checkpoint by name.
+
+    Args:
+      key: config key to name in an error.
+      path: a MaxText parameter checkpoint, or a training checkpoint's ``items``.
+      like: their shapes, dtypes and shardings.
+
+    Raises:
+      ConfigError: there is no checkpoint, or it cannot be read.
+      OverrideError: MaxText's source differs from the tested one.
+    """
+    from maxtext.common import checkpointing
+
+    check(OVERRIDES, config.allow_untested)
+    try:
+        found = checkpointing.load_params_from_path(
+            path,
+            like,
+            config.checkpoint_storage_concurrent_gb,
+            config.checkpoint_storage_use_ocdbt,
+            config.checkpoint_storage_use_zarr3,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(key, path, str(error)) from error
+    return published(found)
+
+
+def _check_base(config: Any, variables: Mapping[str, jax.Array], path: str) -> None:
+    base = {name: array for name, array in variables.items() if not is_adapter(name)}
+    found = {name: int(value) for name, value in jax.device_get(fingerprint(base)).items()}
+    own = os.path.dirname(config.checkpoint_dir.rstrip("/"))
+    # RUN/checkpoints/LABEL/items
+    others = [config.lora.lora_restore_path, config.load_full_state_path]
+    for run in (own, *(os.path.dirname(os.path.dirname(_label(one))) for one in others if one)):
+        files = RunFiles(run)
+        known = files.get_json(_RECORD)
+        if known is None:
+            if run == own and config.enable_checkpointing and jax.process_index() == 0:
+                files.put_json(_RECORD, {"path": path, "fingerprints": found})
+            continue
+        before = known["fingerprints"]
+        names = sorted(n for n in before.keys() | found.keys() if before.get(n) != found.get(n))
+        if names:
+            reason = (
+                f"is not the base of the adapters in {run}, {known['path'] or 'one of the seed'}: "
+                f"{names[0]} has fingerprint {found.get(names[0])}, and had {before.get(names[0])} "
+                f"({len(names)} of {len(found)} variables differ)"
+            )
+            raise ConfigError(_BASE_KEY, path, reason)
+
+
+def _label(path: str) -> str:
+    path = path.rstrip("/")
+    return os.path.dirname(path) if os.path.basename(path) == "items" else path

@@ -1,0 +1,215 @@
+"""Low-rank adapters in MaxText's train loop and in a worker, with models of 2 layers."""
+
+import jax
+import numpy as np
+import pytest
+import tiny_engine
+import tiny_loop as tests
+from flax import nnx
+from rlax_maxtext.canary_forward import CanaryForward
+
+from maxtext_overrides import adapters
+from maxtext_overrides.sampler.decode import DecodeEngine
+from maxtext_overrides.trainer.train_loop import Events, run_train_loop
+from maxtext_overrides.variables import published, restore
+from rlax_plugin.base.errors import ConfigError
+
+PATH = "decoder/layers.*/(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
+LORA = {"enable_lora": True, "lora_rank": 4, "lora_alpha": 8.0, "lora_module_path": PATH}
+TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
+
+
+def is_base(name):
+    return not adapters.is_adapter(name)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return tests.train(
+        tmp_path_factory.mktemp("lora"), recorder=tests.Recorder(looks=True), lora=LORA
+    )
+
+
+def test_only_adapters_change_and_training_starts_from_the_base(trained):
+    first, last = trained.weights[0], trained.weights[3]
+    names = [name for name in first if adapters.is_adapter(name)]
+    assert len(names) == 14  # two for each of seven matrices, whose layers are scanned
+    for name in first:
+        same = np.array_equal(first[name], last[name])
+        assert same == is_base(name), name
+    assert not any(np.asarray(first[n]).any() for n in names if n.endswith("_b"))
+    # 2 layers; a rank-4 adapter of [inputs, outputs] has 4 (inputs + outputs) parameters.
+    counts = adapters.matched({n: a.shape for n, a in first.items()})
+    assert counts["decoder/layers/mlp/wo"] == 2 * 4 * (64 + 32)
+    assert counts["decoder/layers/self_attention/query"] == 2 * 4 * (32 + 32)
+
+
+def norm_of_first_gradient(recorder):
+    return float(recorder.metrics[1]["learning/raw_grad_norm"])
+
+
+def test_accumulation_computes_gradients_of_adapters_only(tmp_path, trained):
+    """MaxText's norm of the gradient is that of all gradients that a step computes."""
+    parts = {"gradient_accumulation_steps": 2, "per_device_batch_size": 4}
+    halves = tests.train(tmp_path, lora=LORA, **parts)
+    norm = norm_of_first_gradient(trained)
+    assert norm_of_first_gradient(halves) == pytest.approx(norm, rel=1e-5)
+    for name, array in trained.weights[3].items():
+        np.testing.assert_allclose(halves.weights[3][name], array, atol=2e-4, err_msg=name)
+
+
+def at_start(tmp_path, look, **overrides):
+    found = []
+
+    class Enough(Exception):
+        pass
+
+    def on_start(loop):
+        found.append(look(loop))
+        raise Enough
+
+    config = tests.configure(tmp_path, lora=LORA, **overrides)
+    events = Events(batches=tests.batch, on_step_end=lambda *_: None, on_start=on_start)
+    with pytest.raises(Enough):
+        run_train_loop(config, events, arrays=tests.ARRAYS, objective=tests.policy_gradient)
+    return found[0]
+
+
+def with_random_b(variables):
+    rng = np.random.default_rng(1)
+    return {
+        name: jax.numpy.asarray(rng.normal(size=a.shape) / 20, a.dtype)
+        if name.endswith("_lora_b")
+        else a.copy()
+        for name, a in variables.items()
+    }
+
+
+def merged(variables, axis):
+    """W + alpha / rank A B, and and adapters that add nothing; layers are at ``axis``."""
+    found = {}
+    for name, a in variables.items():
+        found[name] = np.zeros_like(a) if adapters.is_adapter(name) else np.asarray(a)
+        if f"{name}_lora_a" not in variables:
+            continue
+        a_ir, b_ro = (np.asarray(variables[f"{name}_lora_{x}"], np.float64) for x in "ab")
+        if a_ir.ndim == 3:
+            product = np.einsum("ilr,rlo->lio", a_ir, b_ro)
+            kernel = np.moveaxis(found[name], axis, 0)
+            full = kernel + 2 * product.reshape(kernel.shape)
+            full = np.moveaxis(full, 0, axis)
+        else:
+            full = found[name] + 2 * (a_ir @ b_ro).reshape(found[name].shape)
+        found[name] = full.astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_path, scanned):
+    def look(loop):
+        variables = with_random_b(published(loop.model_state))
+        forward = CanaryForward(TOKENS)
+        start, canary, full = (
+            np.asarray(forward(loop, {n: jax.numpy.asarray(a) for n, a in one.items()}).logprobs)
+            for one in (published(loop.model_state), variables, merged(variables, 1))
+        )
+        return variables, start, canary, full
+
+    variables, start, canary, full = at_start(tmp_path, look, scan_layers=scanned)
+    assert np.abs(canary - start).max() > 0.05
+    np.testing.assert_allclose(canary, full, atol=1e-5)
+    engine = DecodeEngine(tiny_engine.configure(lora=LORA, scan_layers=scanned))
+    assert engine.variables_like().keys() == variables.keys()
+    np.testing.assert_allclose(engine.logprobs(variables, TOKENS), canary, atol=1e-5)
+    base = DecodeEngine(tiny_engine.configure(scan_layers=scanned))
+    plain = {n: a for n, a in merged(variables, 1).items() if is_base(n)}
+    np.testing.assert_allclose(base.logprobs(plain, TOKENS), canary, atol=1e-5)
+
+
+def test_gradients_are_those_of_finite_differences(tmp_path):
+    def look(loop):
+        state = restore(loop.model_state, with_random_b(published(loop.model_state)))
+        data = {k: v for k, v in tests.batch(1).items() if not k.startswith("rl_")}
+
+        def loss(parameters, rest):
+            model = nnx.merge(loop.graph, parameters, rest)
+            logits = model(
+                decoder_input_tokens=data["inputs"],
+                decoder_positions=data["inputs_position"],
+                decoder_segment_ids=data["inputs_segmentation"],
+                enable_dropout=False,
+            )
+            return -jax.numpy.mean(jax.nn.log_softmax(logits)[..., 3])
+
+        own, rest = nnx.split_state(state, nnx.LoRAParam, ...)
+        with loop.shardings():
+            gradients = published(jax.jit(jax.grad(loss))(own, rest))
+            rng = np.random.default_rng(2)
+            value = jax.jit(loss)
+            for name, gradient in gradients.items():
+                direction = rng.normal(size=gradient.shape).astype(np.float32)
+                direction /= np.linalg.norm(direction)
+                moved = [
+                    float(
+                        value(
+                            restore(own, published(own) | {name: published(own)[name] + step}), rest
+                        )
+                    )
+                    for step in (1e-2 * direction, -1e-2 * direction)
+                ]
+                expected = (moved[0] - moved[1]) / 2e-2
+                found = float(np.sum(np.asarray(gradient) * direction))
+                assert found == pytest.approx(expected, rel=0.02, abs=1e-4), name
+        return len(gradients)
+
+    assert at_start(tmp_path, look) == 14
+
+
+def test_a_training_that_continues_needs_its_base(tmp_path):
+    """The base comes from a checkpoint; MaxText alone would make one from the seed."""
+    full = tests.train(
+        tmp_path, recorder=tests.Recorder(stop_after=1), run_name="base", enable_checkpointing=True
+    )
+    base = str(tmp_path / "base/checkpoints/0/items")
+    saved = {"enable_checkpointing": True, "checkpoint_period": 2, "load_parameters_path": base}
+    whole = tests.train(tmp_path, run_name="whole", steps=4, lora=LORA, **saved)
+    for name, array in full.weights[1].items():
+        np.testing.assert_array_equal(array, whole.weights[4][name], err_msg=name)
+    tests.train(
+        tmp_path,
+        run_name="halves",
+        recorder=tests.Recorder(stop_after=2),
+        steps=4,
+        lora=LORA,
+        **saved,
+    )
+    with pytest.raises(ConfigError, match=r"load_parameters_path.*is not the base of the adapters"):
+        tests.train(
+            tmp_path, run_name="halves", steps=4, lora=LORA, **saved | {"load_parameters_path": ""}
+        )
+    resumed = tests.train(tmp_path, run_name="halves", steps=4, lora=LORA, **saved)
+    assert resumed.calls[0] == ("start", 2)
+    for name, array in whole.weights[4].items():
+        np.testing.assert_array_equal(array, resumed.weights[4][name], err_msg=name)
+    # A checkpoint is the adapters and their optimizer; another run may start from it.
+    path = str(tmp_path / "halves/checkpoints/1/items")
+    other = tests.train(
+        tmp_path, run_name="other", steps=1, lora=LORA | {"lora_restore_path": path}, **saved
+    )
+    for name, array in whole.weights[2].items():
+        np.testing.assert_array_equal(array, other.weights[0][name], err_msg=name)
+    from maxtext_overrides.models.reading import stored_shapes
+
+    assert all(map(adapters.is_adapter, stored_shapes("", path)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"lora_module_path": ""}, "lora.lora_module_path = '': must be set: MaxText knows"),
+        ({"lora_module_path": "decoder/x"}, "matches no module of this model, which has decoder/"),
+    ],
+)
+def test_modules_that_are_not_there_are_an_error(tmp_path, keys, error):
+    with pytest.raises(ConfigError, match=error):
+        tests.train(tmp_path, lora=LORA | keys)
