@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from rlax_plugin.api import (
     model_tokenizer,
     new_directory,
 )
+
+if TYPE_CHECKING:
+    from maxtext_overrides.config.loading import Config
+    from maxtext_overrides.models.reading import StoredWeights
 
 _TOKENIZER = "tokenizer_path"
 
@@ -47,6 +51,8 @@ def export_model(
         raise ConfigError(_TOKENIZER, None, reason)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
+    if config.lora.enable_lora:
+        stored = _merged(config, stored, is_version=not isinstance(weights, str))
     export.check_weights(model.variables, stored)
     with new_directory("--out", out) as directory:
         files = export.write(directory, model, stored, dtype, most_bytes)
@@ -71,6 +77,28 @@ def converter(context: BuildContext, config: Any) -> Conversion:
     tokenizer = _tokenizer(context, config.vocab_size)
     model = export.version_variables(config, tokenizer and tokenizer.directory)
     return lambda arrays, out, wrote: export.write_version(out, model, arrays, wrote)
+
+
+def _merged(config: Config, stored: StoredWeights, *, is_version: bool) -> StoredWeights:
+    """The weights with their adapters added.
+
+    Args:
+      is_version: True if they have the base, too, as a weight version and no checkpoint has.
+
+    Raises:
+      ConfigError: the base is not known, or they have no adapters of it.
+    """
+    from maxtext_overrides.models.merged import MergedWeights
+    from maxtext_overrides.models.reading import Checkpoint
+
+    base, path = stored, config.load_parameters_path
+    if not is_version:
+        if not path:
+            reason = "must be set: a checkpoint has adapters only, and this is where their base is"
+            raise ConfigError("load_parameters_path", path, reason)
+        base = Checkpoint(path)
+    scale = config.lora.lora_alpha / config.lora.lora_rank
+    return MergedWeights(base, stored, scale, config.param_scan_axis)
 
 
 def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer | None:
