@@ -10,6 +10,7 @@ import numpy as np
 
 from rlax_maxtext.config_agreement import given_config
 from rlax_plugin.api import (
+    Arrays,
     BuildContext,
     ConfigError,
     Conversion,
@@ -73,10 +74,19 @@ def converter(context: BuildContext, config: Any) -> Conversion:
       config: MaxText's, validated.
     """
     from maxtext_overrides.models import export
+    from maxtext_overrides.models.reading import HeldWeights
 
     tokenizer = _tokenizer(context, config.vocab_size)
     model = export.version_variables(config, tokenizer and tokenizer.directory)
-    return lambda arrays, out, wrote: export.write_version(out, model, arrays, wrote)
+
+    def convert(arrays: Arrays, out: Path, wrote: Callable[[str, np.ndarray], None]) -> None:
+        if config.lora.enable_lora:
+            held = HeldWeights(dict(arrays))
+            merged = _merged(config, held, is_version=True)
+            arrays = {name: merged.take(name) for name in merged.shapes}
+        export.write_version(out, model, arrays, wrote)
+
+    return convert
 
 
 def _merged(config: Config, stored: StoredWeights, *, is_version: bool) -> StoredWeights:
