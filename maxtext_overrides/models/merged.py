@@ -42,9 +42,13 @@ class MergedWeights:
         kernel = self._base.take(name)
         if name not in self._adapted:
             return kernel
-        a, b = (np.float32(self._adapters.take(f"{name}_lora_{half}")) for half in "ab")
+        names = (f"{name}_lora_{half}" for half in "ab")
+        kernel, a, b = (
+            np.asarray(array, np.float32) for array in (kernel, *map(self._adapters.take, names))
+        )
         if a.ndim == 2:
-            return np.float32(kernel) + self._scale * (a @ b).reshape(kernel.shape)
-        added = np.einsum("ilr,rlo->lio", *(np.moveaxis(x, self._axis, 1) for x in (a, b)))
-        layers = np.moveaxis(np.float32(kernel), self._axis, 0)
-        return np.moveaxis(layers + self._scale * added.reshape(layers.shape), 0, self._axis)
+            return kernel + np.float32(self._scale) * (a @ b).reshape(kernel.shape)
+        a, b, kernel = (np.moveaxis(array, self._axis, 0) for array in (a, b, kernel))
+        return np.moveaxis(
+            kernel + np.float32(self._scale) * (a @ b).reshape(kernel.shape), 0, self._axis
+        )

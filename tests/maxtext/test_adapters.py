@@ -9,6 +9,8 @@ from flax import nnx
 from rlax_maxtext.canary_forward import CanaryForward
 
 from maxtext_overrides import adapters
+from maxtext_overrides.models.merged import MergedWeights
+from maxtext_overrides.models.reading import HeldWeights, stored_shapes
 from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.variables import published, restore
@@ -121,6 +123,10 @@ def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_pa
     engine = DecodeEngine(tiny_engine.configure(lora=LORA, scan_layers=scanned))
     assert engine.variables_like().keys() == variables.keys()
     np.testing.assert_allclose(engine.logprobs(variables, TOKENS), canary, atol=1e-5)
+    exported = MergedWeights(*(HeldWeights(dict(variables)) for _ in "ab"), scale=2.0, axis=1)
+    for name in filter(is_base, variables):
+        expected = merged(variables, 1)[name]
+        np.testing.assert_allclose(exported.take(name), expected, atol=1e-6, err_msg=name)
     base = DecodeEngine(tiny_engine.configure(scan_layers=scanned))
     plain = {n: a for n, a in merged(variables, 1).items() if is_base(n)}
     np.testing.assert_allclose(base.logprobs(plain, TOKENS), canary, atol=1e-5)
@@ -198,8 +204,6 @@ def test_a_training_that_continues_needs_its_base(tmp_path):
     )
     for name, array in whole.weights[2].items():
         np.testing.assert_array_equal(array, other.weights[0][name], err_msg=name)
-    from maxtext_overrides.models.reading import stored_shapes
-
     assert all(map(adapters.is_adapter, stored_shapes("", path)))
 
 
