@@ -575,7 +575,7 @@ def seed_at(seed: int, position: int) -> int:
     """The seed of a request for a sample that has ``position`` tokens.
 
     A request begins its seed's stream anew, so a sample that goes on needs another one than it
-    began with.
+    began with. On CPUs only the lower 32 bits of a seed count.
     """
     if position == 0:
         return seed

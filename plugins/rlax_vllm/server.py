@@ -24,6 +24,7 @@ import numpy as np
 from rlax_plugin.api import WorkerError, one_line, python_command
 
 log = logging.getLogger("rlax.vllm")
+logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each sample
 
 CALL, TOKENS, START = (f"rlax.deadlines.{k}" for k in ("weights_s", "batch_s", "startup_s"))
 """Config keys of the longest waits: for weights, for the next tokens, for the start."""
