@@ -458,6 +458,10 @@ class MaxTextTrainer(Trainer):
         """See ``Trainer``."""
         from rlax_maxtext.exporting import converter
 
+        if self._config is None:  # of rlax eval, which reads no weights with this trainer
+            from maxtext_overrides.config.loading import load_to_check
+
+            return converter(self._context, load_to_check(given_config(self._context)))
         return converter(self._context, self._config)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import TensorSpec, WeightVersion
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Conversion
@@ -54,10 +55,13 @@ class Converter:
           Tensor name -> what was written.
 
         Raises:
-          ConfigError: the model cannot be converted.
+          ConfigError: the model cannot be converted, or the path is on an object store.
           WeightsError: the files cannot be read, or are damaged.
           OSError: the directory cannot be written.
         """
+        if "://" in path:
+            reason = "is no directory, and converted weights are written to directories only"
+            raise ConfigError("rlax.weights.path", path, reason)
         conversion = self._conversion = self._conversion or self._make()
         tensors: dict[str, TensorSpec] = {}
 
@@ -66,6 +70,6 @@ class Converter:
             tensors[name] = TensorSpec(tensor.shape, tensor.dtype.name, int(fingerprint))
 
         found = stored_arrays(version, self._store) if arrays is None else arrays
-        Path(path).mkdir()
+        Path(path).mkdir(parents=True)
         conversion(found, Path(path), wrote)
         return tensors

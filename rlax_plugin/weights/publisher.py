@@ -136,7 +136,6 @@ class Publisher:
       on_published: called on the event loop once a version is written, and every reader can load
         it; or it is not to be written.
       on_converted: called on the event loop with a version that has gained its converted part.
-      converter: writes that part; None: no version has one.
       deadline_s: time limit for one version.
       pace: measures the size and duration of versions, and estimates the time they need.
       near: the parameter server in this process, which knows the workers of this machine; None: no
@@ -149,6 +148,7 @@ class Publisher:
       last_written: its beginning and end by ``time.perf_counter``; None: there is none.
       activity: the version that is being published.
       unwritten: attempts to write that have failed.
+      converter: writes converted parts; None: no version gets one.
     """
 
     def __init__(
@@ -166,12 +166,12 @@ class Publisher:
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
         on_converted: Callable[[WeightVersion], None] = lambda version: None,
-        converter: Converter | None = None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
-        self._on_converted, self._converter = on_converted, converter
+        self._on_converted = on_converted
+        self.converter: Converter | None = None
         self._deadline_s, self._pace = deadline_s, pace or WriteTimes()
         self._near, self._memory = near, MemoryCopies(memory_bytes)
         self._doing = ""  # what takes its time, for a message
@@ -250,13 +250,17 @@ class Publisher:
         self.last_s = (ended := time.perf_counter()) - started
         self.last_written = started, ended
         on_disk = self._announced is not None and self._announced.version == weights.step
-        if on_disk and self._converter is not None and self._converter.wanted:
+        if on_disk and self.converter is not None and self.converter.wanted:
             arrays = [of_part for of_part in weights.parts.values() if of_part is not None]
             whole = len(arrays) == len(weights.parts)
             self._convert(dict(ChainMap(*map(dict, arrays))) if whole else None)
             took_s = time.perf_counter() - started
             self._loop.call_soon_threadsafe(self._pace.wrote, self.last_bytes, took_s)
         self.activity.ends()
+
+    def adopt(self, version: WeightVersion) -> None:
+        """Takes a version that is announced already as the newest; called before any other."""
+        self._announced = version
 
     def convert_newest(self) -> None:
         """Has the newest version converted, unless it is; on the event loop, at any time."""
@@ -280,7 +284,7 @@ class Publisher:
         Args:
           arrays: its variables; None: they are read from its files.
         """
-        version, converter = self._announced, self._converter
+        version, converter = self._announced, self.converter
         assert version is not None and converter is not None
         number, tensors = version.version, dict[str, TensorSpec]()
 

@@ -1,5 +1,6 @@
 """Workers whose engine reads weights in another format than the trainer's, in a real run."""
 
+import json
 import signal
 import subprocess
 from collections import Counter
@@ -140,3 +141,18 @@ def test_a_trainer_that_is_killed_while_it_converts_leaves_nothing(
             check(version)
     audited = command_line.rlax("audit", str(run.dir))
     assert audited.exit_code == 0, audited.output
+
+
+def test_a_version_and_a_checkpoint_are_evaluated_by_such_a_worker(tmp_path: Path) -> None:
+    run = Run(tmp_path, "steps=3", "rlax.evaluation.problems=4")
+    status, said = run.end()
+    assert status == 0, said
+    for weights in ("--version=2", "--step=3"):
+        results = []
+        for options in ((), (CONVERTED,)):
+            out = tmp_path / f"{len(results)}{weights}.json"
+            evaluated = command_line.rlax("eval", str(run.dir), weights, f"--out={out}", *options)
+            assert evaluated.exit_code == 0, evaluated.output
+            results.append(json.loads(out.read_text())["sets"])
+        native, converted = results
+        assert native == converted

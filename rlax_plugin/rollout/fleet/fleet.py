@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from rlax_plugin.base.concurrency.clock import Clock
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import SAFETENSORS
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.fleet.capabilities import Needs, of_proto
@@ -115,7 +114,7 @@ class Fleet(rpc.FleetServicer):
         self.newest, self.starting = newest or NewestVersion(), Starting()
         self.listeners: list[FleetListener] = []
         self.had_worker = asyncio.Event()
-        self.unmade = {SAFETENSORS: "only training does"}
+        self.unmade = dict[str, str]()
         self.here: dict[str, Callable[[], WorkerLink]] = {}
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:

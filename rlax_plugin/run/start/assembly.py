@@ -18,11 +18,9 @@ from rlax_plugin.data.prompts.of_run import RunPrompts
 from rlax_plugin.ports.curation import Sampler
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
-from rlax_plugin.rollout.fleet.fleet import Fleet, FleetListener
 from rlax_plugin.rollout.fleet.newest import NewestVersion
 from rlax_plugin.rollout.fleet.package_versions import PackageVersions, own_versions
 from rlax_plugin.rollout.fleet.requests import sampling_params
-from rlax_plugin.rollout.fleet.worker import Worker
 from rlax_plugin.rpc.security.operator_certificate import authority_of
 from rlax_plugin.rpc.security.run_secrets import run_secrets
 from rlax_plugin.run.controller.batch_rule import BatchRule
@@ -42,6 +40,7 @@ from rlax_plugin.run.hosts.leading import Leader
 from rlax_plugin.run.metrics.exporter import PrometheusTracker
 from rlax_plugin.run.metrics.file import MetricsFile
 from rlax_plugin.run.metrics.spans import SpansFile
+from rlax_plugin.run.start.conversions import converts_for
 from rlax_plugin.run.start.generation_start import GenerationStart
 from rlax_plugin.run.start.leading import record_start
 from rlax_plugin.run.start.observed import ObservedRun
@@ -57,7 +56,6 @@ from rlax_plugin.run.state.run_history import RunHistory
 from rlax_plugin.run.state.run_state import RunState
 from rlax_plugin.training.objective.loss import ObjectiveSlots
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer
 from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
@@ -77,22 +75,6 @@ class Assembled:
     publisher: Publisher
     leader: Leader | None = None
     devices: Devices | None = None
-
-
-class _Conversions(FleetListener):
-    """Has versions converted while a worker reads them so."""
-
-    def __init__(self, fleet: Fleet, publisher: Publisher, converter: Converter):
-        self._fleet, self._publisher, self._converter = fleet, publisher, converter
-
-    def worker_heard(self, worker: Worker) -> None:
-        if worker.capabilities.weights_format == SAFETENSORS and not worker.lost:
-            self._converter.wanted = True
-            self._publisher.convert_newest()
-
-    def worker_lost(self, worker: Worker, reason: str) -> None:
-        formats = {one.capabilities.weights_format for one in self._fleet.workers.values()}
-        self._converter.wanted &= SAFETENSORS in formats
 
 
 class _Assembly:
@@ -245,11 +227,6 @@ class _Assembly:
         near: ParameterServer | None = None
         if leader is None and isinstance(parameters, ParameterServer):
             near = parameters
-        converter = Converter(
-            self._trainer.converter,
-            store,
-            lambda reason: generation.fleet.unmakes(SAFETENSORS, f"the model has none: {reason}"),
-        )
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
             write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
@@ -263,23 +240,19 @@ class _Assembly:
             on_visible=controller.visible,
             on_published=controller.published,
             on_converted=controller.converted,
-            converter=converter,
         )
-        generation.fleet.listeners.append(_Conversions(generation.fleet, publisher, converter))
+        converts_for(generation.fleet, self._trainer.converter, store, publisher)
         self._supervision.spawn(publisher.show_slow(setup.dashboard.message))
         return Assembled(controller, publisher, leader, start.devices)
 
     def _unmade(self, leader: Leader | None) -> dict[str, str]:
         """Why this run converts no weights; empty: it does."""
-        trainer, directory = self._section.trainer.name, self._weights_directory
-        why = None
         if not self._trainer.converts_versions:
-            why = f"trainer {trainer} does not declare converts_versions"
-        elif leader is not None:
-            why = "a trainer of several hosts does not convert weights"
-        elif "://" in directory:
-            why = f"it is written to directories only, not to {directory} (rlax.weights.path)"
-        return {} if why is None else {SAFETENSORS: why}
+            name = self._section.trainer.name
+            return {SAFETENSORS: f"trainer {name} does not declare converts_versions"}
+        if leader is not None:
+            return {SAFETENSORS: "a trainer of several hosts does not convert weights"}
+        return {}
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts

@@ -12,6 +12,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import BASE, SAFETENSORS, WeightVersion
 from rlax_plugin.ports.training import Conversion, NewWeights
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
@@ -59,8 +60,8 @@ class Run:
             failures=self.failures,
             deadline_s=60.0,
             on_converted=lambda version: self.gained.append(version.version),
-            converter=self.converter,
         )
+        self.publisher.converter = self.converter
         self.loop = loop
 
     def conversion(self) -> Conversion:
@@ -160,3 +161,9 @@ def test_a_model_that_cannot_be_converted_is_said_and_ends_nothing(run: Run) -> 
     wait_until(lambda: run.refused, "it is said")
     assert run.refused == ["decoder_block = 'gpt3': has no counterpart"]
     assert run.server.converted == []
+
+
+def test_an_object_store_is_refused(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"^rlax.weights.path = 'gs://b/1': is no directory"):
+        run.converter.write(make_version(), ARRAYS, "gs://b/1")
+    assert run.made == 0

@@ -6,11 +6,12 @@ loop on a second thread, as in ``rlax train``.
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from rlax_plugin.base.text.terminal import quiet
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.data.prompts.of_run import Part, RunPrompts
-from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
+from rlax_plugin.ports.training import Conversion, Decision, NewWeights, Trainer, TrainerPort
 from rlax_plugin.reward.functions.copies import kept_functions
 from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.display.waiting import Waiting, WaitingDisplay
+from rlax_plugin.run.start.conversions import converts_for
 from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.run.start.signals import Signals
@@ -201,16 +203,18 @@ class Policy:
         with (
             Running(signals, log.warning, "this log") as running,
             WaitingDisplay(console, show=show) as waiting,
+            ExitStack() as stack,
         ):
-            session = self._session(running, waiting)
+            session = self._session(running, waiting, stack)
             yield running.thread, session, waiting
 
-    def _session(self, running: Running, waiting: Waiting) -> Session:
+    def _session(self, running: Running, waiting: Waiting, stack: ExitStack) -> Session:
         target, rpc_s = self._origin.target, self.section.deadlines.rpc_s
         if target is None or target.is_checkpoint:
             publish = self._first_weights() if target is None else self._checkpoint(target)
             session = self._open(running, self._prompts(waiting), waiting)
-            self._read(running, session, publish, waiting)
+            publisher = self._publisher(running, session, stack)
+            self._read(publisher, session, publish, waiting)
             return session
         version, alive = running.thread.run(
             find_version(target, self._origin.training, running.closing.part()),
@@ -223,6 +227,7 @@ class Policy:
         session = self._open(running, self._prompts(waiting), waiting)
         what, key = "serving the version", "rlax.deadlines.rpc_s"
         running.thread.run(session.publish(version), rpc_s, what, key)
+        self._publisher(running, session, stack).adopt(version)
         session.trainer_ended()
         return session
 
@@ -249,8 +254,18 @@ class Policy:
         waiting.beside = session.generation.starting
         return session
 
+    @functools.cached_property
+    def _reader(self) -> Trainer:
+        return self._builder.trainer()
+
+    def _conversion(self) -> Conversion:
+        if not self._reader.converts_versions:
+            reason = "does not declare converts_versions"
+            raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
+        return self._reader.converter()
+
     def _checkpoint(self, target: Target) -> Callable[[TrainerPort], None]:
-        reader = self._builder.trainer()
+        reader = self._reader
         if not reader.keeps_checkpoints:
             reason = "does not declare keeps_checkpoints: give --version"
             raise ConfigError("rlax.trainer.name", self.section.trainer.name, reason)
@@ -261,7 +276,7 @@ class Policy:
         return lambda port: reader.publish_checkpoint(port, name)
 
     def _first_weights(self) -> Callable[[TrainerPort], None]:
-        reader = self._builder.trainer()
+        reader = self._reader
         if not reader.keeps_checkpoints:
             reason = (
                 "does not declare keeps_checkpoints, so it cannot give the weights that a config "
@@ -271,14 +286,8 @@ class Policy:
         self.what = f"what training with {self._origin.name} starts from"
         return reader.publish_first
 
-    def _read(
-        self,
-        running: Running,
-        session: Session,
-        publish: Callable[[TrainerPort], None],
-        waiting: Waiting,
-    ) -> None:
-        """Lets the trainer publish weights as a version that this session serves."""
+    def _publisher(self, running: Running, session: Session, stack: ExitStack) -> Publisher:
+        """Returns a publisher of versions that a session serves, which ``stack`` closes."""
         # Where the workers can reach it: they may be on other machines.
         target, config = self._origin.target, self._origin.config
         run = RunFiles(config.maxtext.get("base_output_directory") or self._base)
@@ -295,13 +304,26 @@ class Policy:
             deadline_s=self.section.deadlines.weights_s,
             pace=session.generation.pace,
         )
+        stack.callback(publisher.close)
+        if not run.is_local:
+            running.closing.part().callback(run.delete, own)
+        fleet, convert = session.generation.fleet, self._conversion
+        converts_for(fleet, convert, self._store, publisher)
+        return publisher
+
+    def _read(
+        self,
+        publisher: Publisher,
+        session: Session,
+        publish: Callable[[TrainerPort], None],
+        waiting: Waiting,
+    ) -> None:
+        """Lets the trainer publish weights as a version that this session serves."""
         source = session.generation.source
         tokens = canary_tokens(source.prompts("train"), self.section.rollouts.max_prompt_tokens)
         try:
             publish(CheckpointPort(publisher, tokens, waiting))
             publisher.wait()
         finally:
-            publisher.close()
+            publisher.forget()
             session.trainer_ended()
-            if not run.is_local:
-                running.closing.part().callback(run.delete, own)
