@@ -64,6 +64,7 @@ class Case:
     @classmethod
     def of(cls, directory: Path, config: ResolvedConfig) -> "Case":
         found = measure(measured_config(config, directory), directory, lambda what: None)
+        assert found.tolerance is not None
         table = [cell for gaps in found.gaps for cell in cells(gaps)]
         return cls(found, table, judge(table, Bounds.of(found.tolerance, 1.0), exact=True))
 

@@ -19,7 +19,7 @@ PACKED, SHARED_ROWS = "packed rows", "rows with shared prompts"
 _P95_SHARE = 5.0
 # Rounding is alike everywhere. A cell so many times as large as the median is a fault, even within
 # the bounds of a coarse dtype, unless it is tiny.
-_UNLIKE, _TINY_SHARE = 6.0, 50.0
+_UNLIKE, _TINY_SHARE = 6.0, 10.0
 _FEWEST = 8  # tokens of which a percentile says something
 
 
@@ -117,17 +117,18 @@ def judge(table: Sequence[Cell], bounds: Bounds, exact: bool) -> Verdict:
       exact: True if the bounds are those of float32.
     """
     by_depth = [cell for cell in table if cell.depth]
-    wrong = list(_wrong(by_depth, bounds))
+    wrong = list(_wrong(by_depth, bounds, exact))
     return Verdict(wrong, _advice(by_depth, wrong, bounds, exact))
 
 
-def _wrong(by_depth: Sequence[Cell], bounds: Bounds) -> Iterator[Cell]:
-    counted = [cell.p95 for cell in by_depth if cell.tokens >= _FEWEST]
-    usual = float(np.median(counted)) if counted else np.inf
-    unlike = max(_UNLIKE * usual, bounds.p95 / _TINY_SHARE)
+def _wrong(by_depth: Sequence[Cell], bounds: Bounds, exact: bool) -> Iterator[Cell]:
+    most, counted = bounds.p95, [cell.p95 for cell in by_depth if cell.tokens >= _FEWEST]
+    if counted and not exact:
+        unlike = _UNLIKE * float(np.median(counted))
+        most = min(most, max(unlike, bounds.p95 / _TINY_SHARE))
     for cell in by_depth:
         many = cell.tokens >= _FEWEST
-        if cell.max > bounds.max or (many and cell.p95 > min(bounds.p95, unlike)):
+        if cell.max > bounds.max or (many and cell.p95 > most):
             yield cell
 
 

@@ -99,8 +99,7 @@ class Ways:
 
     async def fresh(self) -> list[Generated]:
         """Generates in every way with the first weights."""
-        rollouts, few = self.section.rollouts, self._few
-        prompt = rollouts.max_prompt_tokens
+        rollouts, few, prompt = self.section.rollouts, self._few, self._prompt
         lone = [
             self._request(self.contexts.of(n, n), 1, few) for n in {max(1, prompt // 2), prompt}
         ]
@@ -126,7 +125,13 @@ class Ways:
 
     @property
     def _longest(self) -> int:
-        return self.section.max_context_tokens
+        most = self.section.max_context_tokens
+        declared = self.engine.capabilities.context_tokens
+        return min(most, declared - 1) if declared else most
+
+    @property
+    def _prompt(self) -> int:
+        return min(self.section.rollouts.max_prompt_tokens, self._longest)
 
     @property
     def _few(self) -> int:
@@ -139,8 +144,8 @@ class Ways:
     def _company(self) -> list[Request]:
         """Samples of different lengths at once; the longest one goes to the end of the context."""
         rollouts = self.section.rollouts
-        prompt, count = rollouts.max_prompt_tokens, max(1, min(rollouts.slots, _TOGETHER))
-        spread = np.geomspace(1, prompt, count).astype(int)
+        prompt, count = self._prompt, max(1, min(rollouts.slots, _TOGETHER))
+        spread = np.rint(np.geomspace(1, prompt, count)).astype(int)
         return [
             self._request(
                 self.contexts.of(int(n), int(n)), 1, rollouts.max_new_tokens if last else self._few
@@ -171,9 +176,9 @@ class Ways:
         """Plays episodes until their contexts are full; slots may have kept what was before."""
         found: list[Generated] = []
         turns = min(self.section.episodes.max_turns, _TURNS)
-        prompt, longest = self.section.rollouts.max_prompt_tokens, self._longest
-        # What an environment gives between answers: after the last turn there is room for one more.
-        given = max(1, (longest - prompt - turns * self._few) // turns)
+        prompt, longest = self._prompt, self._longest
+        # What an environment gives between answers, such that one more turn ends the context.
+        given = max(1, (longest - prompt - (turns + 1) * self._few) // turns)
         for i in range(_EPISODES):
             self._episodes[next(self._numbers)] = self.contexts.of(max(1, prompt // (i + 1)), i)
         for turn in range(turns):
@@ -199,7 +204,8 @@ class Ways:
         return answers
 
     def _request(self, context: np.ndarray, samples: int, new: int) -> Request:
-        number = next(self._numbers)
+        number, declared = next(self._numbers), self.engine.capabilities.context_tokens
+        new = min(new, declared - len(context)) if declared else new
         return Request(
             key=Key("evaluate", number),
             attempt=1,
