@@ -12,7 +12,7 @@ from flax import nnx
 from rlax_maxtext.config_agreement import check_rows
 from rlax_maxtext.config_agreement import demonstrations as read_demonstrations
 from rlax_maxtext.mixing import TERM, MixedRows, term
-from rlax_maxtext.options import TrainerOptions
+from rlax_maxtext.options import MixedDemonstrations, TrainerOptions, check_start
 from tiny_loop import LENGTH, ROWS, TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
@@ -190,6 +190,14 @@ def test_rows_are_added_in_mini_batches_alike_and_the_config_must_have_room(tmp_
     check_rows(config, config.rlax, SHOWN)
     with pytest.raises(ConfigError, match="must equal the 10 rows of a batch"):
         check_rows(config, config.rlax, 2)
+    with pytest.raises(ConfigError, match=r"needs demonstrations\.data"):
+        MixedDemonstrations(rows=2)
+    updates = config.rlax.objective.model_copy(update={"mini_batches": 3})
+    section = config.rlax.model_copy(update={"objective": updates})
+    with pytest.raises(
+        ConfigError, match=r"must be a multiple of rlax\.objective\.mini_batches = 3"
+    ):
+        check_start(TrainerOptions(demonstrations=options), BuildContext(tmp_path, 0, section))
     mixed = MixedRows(config.rlax, options, data, 10)
     own = batch(1)
     own["rl_mask"][0] = 0  # a row of RL without a trained token

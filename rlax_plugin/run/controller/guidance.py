@@ -22,6 +22,22 @@ from rlax_plugin.run.state.run_state import Open
 log = logging.getLogger("rlax.controller")
 
 
+def check_answers(section: RlaxSection, source: PromptSource) -> None:
+    """Checks that the prompt source has right answers, if the config wants guidance.
+
+    Raises:
+      ConfigError: it has none.
+    """
+    names = ("answer_tokens", "answer_turns")
+    answers = any(getattr(type(source), n) is not getattr(PromptSource, n) for n in names)
+    if section.objective.guidance is not None and not answers:
+        reason = (
+            "gives no right answers, which rlax.objective.guidance needs: it has neither "
+            "answer_tokens nor answer_turns"
+        )
+        raise ConfigError("rlax.prompt_source.name", section.prompt_source.name, reason)
+
+
 class Guide:
     """Puts a right answer of the prompt source in place of the last sample of a failed group.
 
@@ -29,20 +45,14 @@ class Guide:
     answer that could have been sampled, the group stays as it is, and this is counted.
 
     Raises:
-      ConfigError: the config wants guidance, and the source gives no right answers.
+      ConfigError: see ``check_answers``.
     """
 
     def __init__(self, section: RlaxSection, source: PromptSource, rewards: RewardPool):
         self._source, self._rewards = source, rewards
         self._threshold = section.curation.pass_threshold
         self._on, self._warned = section.objective.guidance is not None, False
-        names = ("answer_tokens", "answer_turns")
-        if self._on and all(getattr(type(source), n) is getattr(PromptSource, n) for n in names):
-            reason = (
-                "gives no right answers, which rlax.objective.guidance needs: it has neither "
-                "answer_tokens nor answer_turns"
-            )
-            raise ConfigError("rlax.prompt_source.name", section.prompt_source.name, reason)
+        check_answers(section, source)
 
     async def guided(
         self,

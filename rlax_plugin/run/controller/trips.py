@@ -259,7 +259,7 @@ class Trips:
             turn.set_result(None)
 
     def _judge(self, group: ScoredGroup, ended: Ended | None) -> None:
-        self._savings.observe(group)
+        self._savings.observe(group.of_policy)
         rewards = group.of_policy.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))

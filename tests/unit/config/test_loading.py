@@ -404,14 +404,15 @@ def test_the_hash_of_a_config_has_no_directories_of_data(tmp_path, monkeypatch) 
     assert config_hash(other.content) != hashes[0]
 
 
-def test_demonstrations_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("option", ["warm_start", "demonstrations"])
+def test_demonstrations_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "shown.jsonl").touch()
     path = tmp_path / "configs" / "run.yml"
     path.write_text(
         "rlax: {prompt_source: {name: none}, rewards: [{name: none}], "
-        "trainer: {warm_start: {data: {name: jsonl, path: shown.jsonl}}}}"
+        f"trainer: {{{option}: {{data: {{name: jsonl, path: shown.jsonl}}}}}}}}"
     )
-    warm = resolve(path).section.trainer.options["warm_start"]
-    assert warm["data"]["path"] == f"{tmp_path}/configs/shown.jsonl"
+    chosen = resolve(path).section.trainer.options[option]
+    assert chosen["data"]["path"] == f"{tmp_path}/configs/shown.jsonl"

@@ -16,6 +16,7 @@ from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.reward.process import form_of, needs_of
 from rlax_plugin.rollout.episodes.runner import check_environment
 from rlax_plugin.run.controller.chosen import Builder
+from rlax_plugin.run.controller.guidance import check_answers
 from rlax_plugin.run.controller.screening import check_rewards
 from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.preflight import check_places, check_start
@@ -168,7 +169,10 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
 
     environment = part("environment", section.environment, "rlax.environment")
     check_environment(section, environment)
-    if section.curation.screening.pilots:
+    guided = section.objective.guidance is not None
+    if guided:
+        check_answers(section, part("prompt_source", section.prompt_source, "rlax.prompt_source"))
+    if guided or section.curation.screening.pilots:
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
         check_rewards(section, needs_of(forms))

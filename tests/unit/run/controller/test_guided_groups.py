@@ -10,7 +10,7 @@ from sections import section_with
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import group_of
 from rlax_plugin.reward.messages import Needs
-from rlax_plugin.run.controller.guidance import Guide
+from rlax_plugin.run.controller.guidance import Guide, check_answers
 from rlax_plugin.run.controller.screening import check_rewards
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
@@ -98,8 +98,13 @@ async def test_the_audit_finds_a_demonstration_that_the_config_does_not_allow(tm
 
 def test_a_config_is_refused_with_which_it_could_not_work():
     section = section_with(objective={"guidance": GUIDANCE})
-    with pytest.raises(ConfigError, match="gives no right answers"):
-        Guide(section, SourceStub(), None)
+    for check in (
+        lambda: check_answers(section, SourceStub()),
+        lambda: Guide(section, SourceStub(), None),
+    ):
+        with pytest.raises(ConfigError, match="gives no right answers"):
+            check()
+    check_answers(section_with(), SourceStub())
     with pytest.raises(ConfigError, match="scores the samples of a group together"):
         check_rewards(section, Needs(group=True))
     check_rewards(section, Needs())

@@ -141,7 +141,8 @@ def groups(draw: st.DrawFn, number: int, channels: list[str]) -> ScoredGroup:
         ended = draw(st.sampled_from([Ending.DONE, Ending.CUT]))
         places = range(sum(len(one.turns) for one in trajectories))
         order = tuple(draw(st.permutations(places) | st.just(())))
-        episodes.append(Episode(index, trajectories, draw(TEXT), ended, texts, order))
+        shown = draw(st.booleans())
+        episodes.append(Episode(index, trajectories, draw(TEXT), ended, texts, order, shown))
     return ScoredGroup(
         id=number,
         attempt=draw(st.integers(1, 3)),
@@ -255,6 +256,7 @@ OPTIONAL = {
     "metadata": changed(prompt=dataclasses.replace(make_group(id=0).prompt, metadata={"a": 1})),
     "texts": of_episode(make_episode(texts=("a", "b"))),
     "ended": of_episode(make_episode(ended="cut")),
+    "demonstration": of_episode(make_episode(demonstration=True)),
     "given_lengths sampled_lengths worker_counts": of_episode(
         make_episode(make_sampled(2), BEHIND)
     ),
