@@ -39,6 +39,7 @@ class TrainingMemory:
 
     Attributes:
       parameters: number of trained parameters.
+      trained: bytes of the trained parameters: of all, or of adapters.
       weights: bytes of the weights.
       version: bytes of a weight version.
       gradients: bytes; with accumulation those of a micro-batch and their sum.
@@ -57,6 +58,7 @@ class TrainingMemory:
     """
 
     parameters: int
+    trained: int
     weights: int
     version: int
     gradients: int
@@ -92,6 +94,7 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
     positions = int(config.max_target_length) if whole_rows else _logits_positions(config)
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
+        trained=_bytes(parameters),
         weights=_bytes(weights),
         version=_bytes(version_like(weights, config, rounds)),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),

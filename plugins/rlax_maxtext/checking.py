@@ -297,6 +297,8 @@ def _memory(
             needed.gathered * devices
         )
     copies = kept_copies(slots, context.section).items()
+    if config.lora.enable_lora:
+        return found | {f"{what}, of the adapters": needed.trained for what, _ in copies}
     return found | {what: needed.version if is_one else needed.weights for what, is_one in copies}
 
 
@@ -336,7 +338,8 @@ def _warnings_of_devices(hardware: str) -> Iterator[tuple[str, str]]:
         )
 
 
-# Above it, what is published on reinforcement learning of pretrained models does not go.
+# Above it, what is published on reinforcement learning of pretrained models does not go; with
+# adapters ten times as much (docs/adapters.md).
 _HIGH_LEARNING_RATE = 1e-4
 _MANY_LOGITS = 2**30  # bytes
 
@@ -355,7 +358,8 @@ def _warnings(
         yield "load_parameters_path", "is empty, so training starts from random weights"
     if config.learning_rate == 0:
         yield "learning_rate", "is 0, so the model learns nothing"
-    if pretrained and HUGE_LEARNING_RATE >= config.learning_rate > _HIGH_LEARNING_RATE:
+    high = _HIGH_LEARNING_RATE * (10 if config.lora.enable_lora else 1)
+    if pretrained and HUGE_LEARNING_RATE >= config.learning_rate > high:
         yield "learning_rate", f"is {config.learning_rate:g}, which is high for a pretrained model"
     if options.allow_untested:
         yield "rlax.trainer.allow_untested", "is true: overrides of MaxText are not verified"

@@ -1,10 +1,14 @@
 """Low-rank adapters in MaxText's train loop and in a worker, with models of 2 layers."""
 
+import json
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 import tiny_engine
 import tiny_loop as tests
+from command_line import rlax
 from flax import nnx
 from rlax_maxtext.canary_forward import CanaryForward
 
@@ -16,6 +20,7 @@ from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.variables import published, restore
 from rlax_plugin.base.errors import ConfigError
 
+DEMO = str(Path(__file__).parents[2] / "configs/demo.yml")
 PATH = "decoder/layers.*/(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
 LORA = {"enable_lora": True, "lora_rank": 4, "lora_alpha": 8.0, "lora_module_path": PATH}
 TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
@@ -217,3 +222,18 @@ def test_a_training_that_continues_needs_its_base(tmp_path):
 def test_modules_that_are_not_there_are_an_error(tmp_path, keys, error):
     with pytest.raises(ConfigError, match=error):
         tests.train(tmp_path, lora=LORA | keys)
+
+
+def test_check_lists_the_modules_and_counts_adapters_only():
+    keys = [f"lora.{key}={value}" for key, value in LORA.items()]
+    result = rlax("check", DEMO, *keys, "--json")
+    assert result.exit_code == 0, result.stderr
+    memory = json.loads(result.stdout)["memory_bytes"]["rlax.trainer"]
+    # 3 layers of 4 matrices [64, 64] and 3 of [64, 256]; rank 4, float32
+    size = 3 * 4 * (4 * 128 + 3 * 320)
+    assert memory["gradients"] == memory["copy that is being published, of the adapters"]
+    assert memory["gradients"] == 4 * size
+    assert memory["optimizer state (adamw)"] < 9 * size
+    assert memory["parameters"] > 10 * size
+    said = " ".join(rlax("check", DEMO, *keys).stdout.split())
+    assert f"rank 4, alpha 8, {size:,} parameters, in decoder/layers_*/mlp/wi_0 (3), " in said
