@@ -46,7 +46,7 @@ def test_every_key_of_the_class_is_there() -> None:
     given = {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}]}
     given["evaluation"] = {"sets": {reference.NAME: {}}}
     given["curation"] = {"stages": [{"weights": {"a": 1}}]}
-    given["objective"] = {"kl": {"adaptive": {"target": 1.0}}}
+    given["objective"] = {"kl": {"adaptive": {"target": 1.0}}, "guidance": {}}
     section = validate(RlaxSection, given, "rlax")
 
     def leaves(value: Section, key: str) -> set[str]:
