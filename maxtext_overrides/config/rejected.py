@@ -85,6 +85,7 @@ _REJECTED_ADAPTED: tuple[_Rejection, ...] = (
     ),
 )
 _UNSUPPORTED = ("lora_weight_qtype", "lora_tile_size")
+_ADAPTER_KEYS = ("lora_rank", "lora_alpha", "lora_module_path", "lora_restore_path", *_UNSUPPORTED)
 
 
 def rejections(values: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -134,8 +135,8 @@ def _of_adapters(values: Mapping[str, Any]) -> Iterator[ConfigError]:
     if not isinstance(lora, Mapping):
         return
     if not lora.get("enable_lora"):
-        for name, value in lora.items():
-            if value and name != "enable_lora":
+        for name in _ADAPTER_KEYS:
+            if value := lora.get(name):
                 reason = "has no effect unless lora.enable_lora is true: all weights would train"
                 yield ConfigError(f"lora.{name}", value, reason)
         return

@@ -107,10 +107,13 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
     [
         ("dropout_rate=0.1", "dropout_rate = 0.1: must be 0"),
         ("training_objective=block_diffusion", "training_objective = 'block_diffusion'"),
-        ("lora.enable_lora=true", "lora.lora_rank = 0: must be above 0 with lora.enable_lora"),
+        (
+            "lora.enable_lora=true lora.lora_alpha=8",
+            "lora.lora_rank = 0: must be above 0 with lora.enable_lora",
+        ),
         ("lora.lora_rank=4", "lora.lora_rank = 4: has no effect unless lora.enable_lora is true"),
         (
-            "lora={enable_lora:true,lora_rank:4,lora_alpha:8,lora_weight_qtype:nf4}",
+            "lora.enable_lora=true lora.lora_rank=4 lora.lora_alpha=8 lora.lora_weight_qtype=nf4",
             "lora.lora_weight_qtype = 'nf4': must not be set",
         ),
         ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
