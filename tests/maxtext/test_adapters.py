@@ -111,7 +111,7 @@ def merged(variables, axis):
     return found
 
 
-@pytest.mark.parametrize("scanned", [True, False])
+@pytest.mark.parametrize("scanned", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_path, scanned):
     def look(loop):
         variables = with_random_b(published(loop.model_state))
