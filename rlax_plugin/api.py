@@ -62,6 +62,7 @@ from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.config.base import INT32_MAX, NonNegativeInt, PositiveInt, Processes, Seconds
 from rlax_plugin.config.loading import ResolvedConfig, load_section
 from rlax_plugin.config.schedules import Scheduled, first_above, value_at
+from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.data.curation.intervals import beta_interval, mixed_probability
 from rlax_plugin.data.prompts.checking import completion_text, stop_strings_of
 from rlax_plugin.data.prompts.config import DatasetConfig

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from rlax_plugin.api import WorkerError, one_line, python_command
+from rlax_plugin.api import WorkerError, cache_home, one_line, python_command
 
 log = logging.getLogger("rlax.vllm")
 logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each sample
@@ -233,7 +233,9 @@ def _environment(directory: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME",)}
     return kept | {
         "PYTHONPATH": str(_INSIDE),
-        "TMPDIR": directory,  # torch's store, and files of its compiler
+        "TMPDIR": directory,  # torch's store
+        # Compiled programs outlive the server: making them takes a minute, or several.
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_home() / "rlax-vllm"),
         "VLLM_RPC_BASE_PATH": directory,
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights
