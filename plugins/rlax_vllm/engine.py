@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ class _Running:
     weights: _Weights
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Any] | None = None
     dropped: bool = False
 
     def sampled(self, finish: Literal["stop", "length"] | None) -> Sampled:
@@ -133,7 +133,7 @@ class VllmEngine(RolloutEngine):
         self._jobs: list[Job] = []  # open ones, in the order of arrival
         self._running: set[_Running] = set()
         self._ended = asyncio.Event()  # a sample is not at the server any more
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._error: WorkerError | None = None
         self._tokens_total = 0
         self._switching = asyncio.Lock()
@@ -141,7 +141,7 @@ class VllmEngine(RolloutEngine):
         self._process = os.urandom(4).hex()
         # The weights in use, in the model, and in the server's host memory, with their labels.
         self._used, self._applied, self._staged = _NONE, _NONE, _NONE
-        self._discarding: asyncio.Task[None] | None = None
+        self._discarding: asyncio.Task[Any] | None = None
 
     # --- the server
 
@@ -238,18 +238,25 @@ class VllmEngine(RolloutEngine):
         if self._error is not None:
             raise self._error
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        """Runs a task whose WorkerError ends the engine."""
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs a task whose errors end the engine; its result is then None."""
 
-        async def run() -> None:
+        async def run() -> Any:
             try:
-                await work
+                return await work
             except WorkerError as error:
                 self._fail(error)
+            except Exception as error:  # nobody else would see it
+                log.exception("unexpected")
+                self._fail(WorkerError(f"the engine failed: {type(error).__name__}: {error}"))
+
+        def end(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            work.close()  # it was not begun if the task was cancelled before its first step
 
         task = asyncio.ensure_future(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(end)
         return task
 
     def close(self) -> None:
@@ -309,25 +316,22 @@ class VllmEngine(RolloutEngine):
             ):
                 one = _Running(job, job.waiting.pop(0), self._used)
                 self._running.add(one)
-                one.task = self._start(self._sample(one))
+                one.task = self._start(self._generate(one))
+                one.task.add_done_callback(functools.partial(self._end, one))
 
-    async def _sample(self, one: _Running) -> None:
-        job = one.job
-        try:
-            finish = await self._generate(one)
-            if finish == "abort":
-                keeps = self._rollouts.on_new_weights == "continue"
-                job.interrupt(one.index, one.sampled(None) if keeps else None)
-            else:
-                job.samples[one.index] = one.sampled(finish)
-                if job.complete:
-                    job.deliver(job.samples)
-        except WorkerError as error:
-            self._fail(error)
-        finally:
-            self._running.discard(one)
-            self._ended.set()
-            self._pump()
+    def _end(self, one: _Running, task: asyncio.Task[Any]) -> None:
+        """Takes what a sample has gained, if anything; a task may end before its first step."""
+        self._running.discard(one)
+        job, finish = one.job, None if task.cancelled() else task.result()
+        if finish == "abort":
+            keeps = self._rollouts.on_new_weights == "continue"
+            job.interrupt(one.index, one.sampled(None) if keeps else None)
+        elif finish is not None:
+            job.samples[one.index] = one.sampled(finish)
+            if job.complete:
+                job.deliver(job.samples)
+        self._ended.set()
+        self._pump()
 
     async def _generate(self, one: _Running) -> Any:
         """Reads one stream to its end; returns how the sample ended."""

@@ -154,7 +154,7 @@ class Server:
             raise WorkerError(f"vLLM {path}: no answer in {within_s:g} s ({limit})") from None
         except httpx.HTTPError as error:
             raise WorkerError(f"vLLM {path}: {_words(error)}{self.last_words()}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WorkerError(f"vLLM {path}: the answer is not JSON") from error
 
     async def call(self, method: str, *arguments: Any, limit: str = CALL) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _chunk(line: str, vocabulary: int) -> Chunk:
             finish,
             tuple((str(s["version"]), int(s["start"]), int(s["end"])) for s in spans),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         what = f"vLLM's stream cannot be right: {error!r}: {one_line(line, _LINE)}"
         raise WorkerError(what) from error
 

@@ -8,6 +8,7 @@ import asyncio
 import copy
 import itertools
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,6 +176,8 @@ class RecordedVllm:
             if finish:
                 spans = [{"version": label, "start": 0, "end": count}] if count else []
                 choice |= {"finish_reason": finish, "weight_versions": spans}
+            if "nested" in self.faults:
+                yield f"data: {'[' * 100_000}\n\n"
             yield f"data: {json.dumps(self._spoiled(message, finish))}\n\n"
             if "stream ends early" in self.faults:
                 return
@@ -197,6 +200,8 @@ class RecordedVllm:
             choice["weight_versions"][0]["end"] -= 1
         if finish and "another version" in self.faults:
             choice["weight_versions"][0]["version"] = "default"
+        if finish and "infinite span" in self.faults:
+            choice["weight_versions"][0]["start"] = math.inf
         if "finish without reason" in self.faults:
             choice["finish_reason"] = "stop"
         return message

@@ -82,9 +82,11 @@ async def switched_midway(directory: Path, mode: str) -> tuple[list, RecordedVll
     async with engine_with(directory, mode) as (engine, server):
         server.held_at, replies = 20, []
         running = asyncio.ensure_future(
-            engine.generate([asked()], lambda key, samples: replies.append(samples))
+            engine.generate([asked()], lambda key, samples: replies.append(tuple(samples)))
         )
         await eventually(lambda: sum(engine.progress().values()) >= 34, "tokens of both samples")
+        if mode == "continue":
+            await eventually(lambda: any(len(s.tokens) for s in sum(replies, ())), "a report")
         taking = asyncio.ensure_future(take_version(engine, version(directory, 2)))
         if mode == "finish":
             await eventually(lambda: "rlax_staged" in server.calls[4:], "version 2 is staged")
@@ -153,6 +155,8 @@ FAULTS = {
     "log-prob missing": "not one log-prob per token",
     "gap in versions": "vLLM generated with weights",
     "another version": "vLLM generated with weights",
+    "infinite span": "vLLM's stream cannot be right: OverflowError",
+    "nested": "vLLM's stream cannot be right: RecursionError",
     "finish without reason": "vLLM says stop",
     "stream ends early": "ended the answer of a sample",
 }
@@ -168,6 +172,32 @@ async def test_a_server_that_says_what_cannot_be_ends_the_engine(
             await generated(engine, asked())
         with pytest.raises(WorkerError, match=FAULTS[fault]):
             engine.health()
+
+
+async def test_a_fault_of_its_own_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine_with(tmp_path) as (engine, _):
+        monkeypatch.setattr("rlax_vllm.engine.seed_at", lambda seed, position: 1 // 0)
+        with pytest.raises(WorkerError, match="the engine failed: ZeroDivisionError"):
+            await generated(engine, asked())
+        with pytest.raises(WorkerError, match="ZeroDivisionError"):
+            engine.health()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("mode", ["finish", "continue"])
+async def test_a_sample_given_up_before_its_first_step_is_gone(mode: str, tmp_path: Path) -> None:
+    async with engine_with(tmp_path, mode) as (engine, _):
+        running = asyncio.ensure_future(generated(engine, asked()))
+        while not engine.unfinished():
+            await asyncio.sleep(0)
+        assert engine.health()["active"] == 2  # started, in this iteration of the loop
+        assert list(engine.give_up(engine.unfinished(), 0)) == [(asked().key, 1)]
+        assert await running == {}
+        assert engine.health()["active"] == 0
+        await take_version(engine, version(tmp_path, 2))
+        assert engine.version == 2
 
 
 @contextmanager
