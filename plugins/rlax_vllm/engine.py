@@ -10,7 +10,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ from rlax_plugin.api import (
     WorkerError,
 )
 from rlax_vllm.options import TESTED, VllmConfig
-from rlax_vllm.server import CALL, START, TOKENS, Server, until
+from rlax_vllm.server import CALL, START, TOKENS, Chunk, Server
 
 if TYPE_CHECKING:
     from rlax_vllm.model import Model
@@ -185,11 +185,9 @@ class VllmEngine(RolloutEngine):
             on_end=on_end,
         )
 
-        async def up() -> bool:
+        while not await server.healthy():  # the caller waits for rlax.deadlines.startup_s
+            await asyncio.sleep(_READY_S)
             self._raise_if_failed()
-            return await server.healthy()
-
-        await until(up, _READY_S)  # the caller waits for rlax.deadlines.startup_s
         self._check_server(await server.call("rlax_describe"))
         # The first request compiles what later ones run.
         await server.score(np.zeros(2, np.int32), "none", limit=START)
@@ -213,10 +211,16 @@ class VllmEngine(RolloutEngine):
         }
         for name, value in wanted.items():
             if said.get(name) != value:
-                raise WorkerError(f"vLLM's server has {name} {said.get(name)!r}, not {value!r}")
-        for name, least in (("context", self._context_tokens + 1), ("sequences", 1)):
+                what = f"vLLM's server has {name} {said.get(name)!r}, not {value!r}"
+                option = "dtype" if name == "dtype" else "url"
+                raise WorkerError(f"{what}: see rlax.rollouts.engine.{option}")
+        for name, least, key in (
+            ("context", self._context_tokens + 1, "rlax.rollouts.engine.url"),
+            ("sequences", self._rollouts.slots, "rlax.rollouts.slots"),
+        ):
             if not isinstance(number := said.get(name), int) or number < least:
-                raise WorkerError(f"vLLM's server has {name} {number!r}, and {least} are needed")
+                what = f"vLLM's server has {name} {number!r}, and {least} are needed"
+                raise WorkerError(f"{what}: see {key}")
         if (version := str(said.get("vllm"))) not in TESTED:
             log.warning("vLLM %s was not tested with rlax_vllm: %s", version, ", ".join(TESTED))
 
@@ -334,40 +338,54 @@ class VllmEngine(RolloutEngine):
         self._pump()
 
     async def _generate(self, one: _Running) -> Any:
-        """Reads one stream to its end; returns how the sample ended."""
-        assert self._server is not None
+        """Generates one sample; returns how it ended."""
         request, before = one.job.request, one.job.samples[one.index]
         sampling, position = request.sampling, len(before.tokens)
-        most = sampling.max_new_tokens - position
-        stream = self._server.sample(
+        finish = None
+        chunks = self._read(
             np.concatenate([request.context, before.tokens]),
             one.weights.label,
+            sampling.max_new_tokens - position,
+            sampling.stop_ids,
             temperature=sampling.temperature,
-            max_tokens=most,
             seed=seed_at(before.seed, position),
-            stop_token_ids=list(sampling.stop_ids),
         )
-        async with aclosing(stream):
-            async for chunk in stream:
+        async with aclosing(chunks):
+            async for chunk in chunks:
                 one.tokens += chunk.tokens.tolist()
                 one.logprobs += chunk.logprobs.tolist()
                 self._tokens_total += len(chunk.tokens)
-                stops = [i for i, t in enumerate(one.tokens) if t in sampling.stop_ids]
-                if len(one.tokens) > most or (stops and stops[0] != len(one.tokens) - 1):
-                    raise WorkerError(f"vLLM went on behind the end of a sample of {request.key}")
-                if chunk.finish is None:
-                    continue
-                ended = "stop" if stops else "length" if len(one.tokens) == most else "abort"
-                if chunk.finish != ended:
-                    what = f"{len(one.tokens)} of {most} tokens, {len(stops)} stop ids"
-                    raise WorkerError(f"vLLM says {chunk.finish} after {what}")
-                expected = ((one.weights.label, 0, len(one.tokens)),) if one.tokens else ()
-                if chunk.spans != expected:
-                    raise WorkerError(
-                        f"vLLM generated with weights {chunk.spans}, and {expected} are in use"
-                    )
-                return ended
-        raise WorkerError(f"vLLM ended the answer of a sample of {request.key} early")
+                finish = chunk.finish
+        return finish
+
+    async def _read(
+        self, prompt: np.ndarray, label: str, most: int, stop_ids: Sequence[int], **sampling: Any
+    ) -> AsyncGenerator[Chunk]:
+        """Reads one stream to its end, and checks it; only the last chunk has a ``finish``."""
+        assert self._server is not None
+        tokens: list[int] = []
+        stream = self._server.sample(
+            prompt, label, max_tokens=most, stop_token_ids=list(stop_ids), **sampling
+        )
+        async with aclosing(stream):
+            async for chunk in stream:
+                tokens += chunk.tokens.tolist()
+                stops = [i for i, t in enumerate(tokens) if t in stop_ids]
+                if len(tokens) > most or (stops and stops[0] != len(tokens) - 1):
+                    raise WorkerError("vLLM went on behind the end of a sample")
+                if chunk.finish is not None:
+                    ended = "stop" if stops else "length" if len(tokens) == most else "abort"
+                    if chunk.finish != ended:
+                        what = f"{len(tokens)} of {most} tokens, {len(stops)} stop ids"
+                        raise WorkerError(f"vLLM says {chunk.finish} after {what}")
+                    expected = ((label, 0, len(tokens)),) if tokens else ()
+                    if chunk.spans != expected:
+                        what = f"weights {chunk.spans}, and {expected} are in use"
+                        raise WorkerError(f"vLLM generated with {what}")
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        raise WorkerError("vLLM ended the answer of a sample early")
 
     async def _report(self) -> None:
         """Reports unfinished requests every ``progress_s``."""
@@ -422,20 +440,26 @@ class VllmEngine(RolloutEngine):
                 what = f"its part {part.name} has format {part.format}, and vLLM reads safetensors"
                 raise WeightsError(f"version {version.version}: {what}")
         check_model(version, self._model.shapes)
-        files = _files(version)
+        files = await asyncio.to_thread(_files, version)
         ticket = f"{version.version}-{self._process}-{next(self._tickets)}"
         wanted = {n: [list(spec.shape), spec.dtype] for n, spec in version.tensors.items()}
         if self._discarding is not None:
             await asyncio.shield(self._discarding)
         await self._server.call("rlax_stage", ticket, files, wanted)
-        while not (said := await self._server.call("rlax_staged", ticket)).get("done"):
+        # Each of vLLM's workers reads the version, in its own time.
+        staged = await self._server.answers("rlax_staged", ticket)
+        while not all(said.get("done") for said in staged):
             await asyncio.sleep(_STAGED_S)
-        if reason := said.get("error"):
-            kind = WeightsUnreadableError if said.get("unreadable") else WeightsError
-            raise kind(f"version {version.version}: {reason}")
-        fingerprints = said.get("fingerprints")
-        if not isinstance(fingerprints, dict) or fingerprints.keys() != wanted.keys():
+            staged = await self._server.answers("rlax_staged", ticket)
+        for said in staged:
+            if reason := said.get("error"):
+                kind = WeightsUnreadableError if said.get("unreadable") else WeightsError
+                raise kind(f"version {version.version}: {reason}")
+        found = [said.get("fingerprints") for said in staged]
+        if not isinstance(fingerprints := found[0], dict) or fingerprints.keys() != wanted.keys():
             raise WorkerError("vLLM: the fingerprints are not those of what was staged")
+        if any(one != fingerprints for one in found):
+            raise WorkerError("vLLM: its workers have staged different weights")
         arrays = {n: _Tensor(s.shape, np.dtype(s.dtype)) for n, s in version.tensors.items()}
         loaded = Loaded(
             version.version, arrays, lambda: fingerprints, functools.partial(self._discard, ticket)
@@ -456,16 +480,13 @@ class VllmEngine(RolloutEngine):
         """See ``RolloutEngine``."""
         self._check_scored(tokens)
         await self._switch_to(loaded)
-        assert self._server is not None
-        found: list[np.ndarray] = []
-        logprobs: list[np.ndarray] = []
-        stream = self._server.sample(
-            np.asarray(tokens, np.int32), self._applied.label, temperature=0.0, max_tokens=count
-        )
-        async with aclosing(stream):
-            async for chunk in stream:
-                found.append(chunk.tokens)
-                logprobs.append(chunk.logprobs)
+        prompt, label = np.asarray(tokens, np.int32), self._applied.label
+        read = self._read(prompt, label, count, (), temperature=0.0)
+        async with aclosing(read):
+            chunks = [chunk async for chunk in read]
+        if chunks[-1].finish == "abort":
+            raise WorkerError("vLLM has aborted a sample that nobody else may abort")
+        found, logprobs = [c.tokens for c in chunks], [c.logprobs for c in chunks]
         return np.concatenate(found), np.concatenate(logprobs)
 
     def _check_scored(self, tokens: np.ndarray) -> None:
@@ -501,9 +522,15 @@ class VllmEngine(RolloutEngine):
         if said.get("applied") != label:
             raise WorkerError(f"vLLM's model has weights {said.get('applied')!r}, not {label!r}")
         await server.post("/update_weight_version", {"new_version": label})
-        emptied = await server.post("/reset_prefix_cache", {})
-        if not isinstance(emptied, dict) or emptied.get("success") is not True:
-            raise WorkerError("vLLM's prefix cache could not be emptied: its blocks are in use")
+        until_s = time.monotonic() + self._deadlines.weights_s
+        while True:  # blocks of aborted samples may be in use for a moment yet
+            emptied = await server.post("/reset_prefix_cache", {})
+            if isinstance(emptied, dict) and emptied.get("success") is True:
+                return
+            if time.monotonic() > until_s:
+                what = f"emptied in {self._deadlines.weights_s:g} s ({CALL}): its blocks are in use"
+                raise WorkerError(f"vLLM's prefix cache could not be {what}")
+            await asyncio.sleep(_READY_S)
 
     async def _interrupt(self) -> None:
         """Returns once no sample is at the server; they end as ``on_new_weights`` says."""

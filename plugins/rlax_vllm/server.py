@@ -146,32 +146,40 @@ class Server:
         """
         within_s = self._limits[limit]
         try:
-            reply = await self._http.post(path, json=body, timeout=within_s)
+            async with asyncio.timeout(within_s):  # httpx's is one for each read
+                reply = await self._http.post(path, json=body, timeout=within_s)
             if reply.status_code != 200:
                 raise WorkerError(f"vLLM {path}: {reply.status_code} {one_line(reply.text, _LINE)}")
             return reply.json()
-        except httpx.TimeoutException:
+        except (TimeoutError, httpx.TimeoutException):
             raise WorkerError(f"vLLM {path}: no answer in {within_s:g} s ({limit})") from None
         except httpx.HTTPError as error:
             raise WorkerError(f"vLLM {path}: {_words(error)}{self.last_words()}") from error
         except (ValueError, RecursionError) as error:
             raise WorkerError(f"vLLM {path}: the answer is not JSON") from error
 
-    async def call(self, method: str, *arguments: Any, limit: str = CALL) -> dict[str, Any]:
+    async def call(self, method: str, *arguments: Any) -> dict[str, Any]:
         """What a method of the extension inside vLLM answers, the same in all its workers."""
-        body = {"method": method, "args": arguments}
-        reply = await self.post("/collective_rpc", body, limit=limit)
+        first, *others = await self.answers(method, *arguments)
+        if any(one != first for one in others):
+            raise WorkerError(f"vLLM {method}: its workers answer differently")
+        return first
+
+    async def answers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        """What a method of the extension answers in each of vLLM's workers, at least one."""
+        reply = await self.post("/collective_rpc", {"method": method, "args": arguments})
         results = reply.get("results") if isinstance(reply, dict) else None
         if not isinstance(results, list) or not results:
             raise WorkerError(f"vLLM {method}: the answer has no results")
-        if any(one != results[0] for one in results):
-            raise WorkerError(f"vLLM {method}: its workers answer differently")
-        if not isinstance(results[0], dict | None):
-            raise WorkerError(f"vLLM {method}: {one_line(str(results[0]), _LINE)}")
-        return results[0] or {}
+        for one in results:
+            if not isinstance(one, dict | None):
+                raise WorkerError(f"vLLM {method}: {one_line(str(one), _LINE)}")
+        return [one or {} for one in results]
 
     async def sample(self, tokens: np.ndarray, salt: str, **sampling: Any) -> AsyncGenerator[Chunk]:
         """Generates one sample; closing the generator aborts it.
+
+        A task that reads it waits for nothing else meanwhile: the time would count.
 
         Raises:
           WorkerError: the server failed, or what it says cannot be right.
@@ -179,8 +187,12 @@ class Server:
         body = _body(tokens, salt, stream_interval=_CHUNK_TOKENS, **sampling) | {"stream": True}
         timeout = httpx.Timeout(self._token_s)
         path = "/inference/v1/generate"
+        now = asyncio.get_running_loop().time
         try:
-            async with self._http.stream("POST", path, json=body, timeout=timeout) as reply:
+            async with (
+                asyncio.timeout(self._token_s) as limit,
+                self._http.stream("POST", path, json=body, timeout=timeout) as reply,
+            ):
                 if reply.status_code != 200:
                     text = (await reply.aread()).decode(errors="replace")
                     raise WorkerError(f"vLLM {path}: {reply.status_code} {one_line(text, _LINE)}")
@@ -188,15 +200,21 @@ class Server:
                     if line == "data: [DONE]":
                         return
                     if line:
-                        yield _chunk(line, self._vocabulary)
-        except httpx.TimeoutException:
+                        chunk = _chunk(line, self._vocabulary)
+                        if len(chunk.tokens):
+                            limit.reschedule(now() + self._token_s)
+                        yield chunk
+        except (TimeoutError, httpx.TimeoutException):
             late = f"no token in {self._token_s:g} s ({TOKENS})"
             raise WorkerError(f"vLLM {path}: {late}") from None
         except httpx.HTTPError as error:
             raise WorkerError(f"vLLM {path}: {_words(error)}{self.last_words()}") from error
 
     async def score(self, tokens: np.ndarray, salt: str, *, limit: str = TOKENS) -> np.ndarray:
-        """Log-probs of ``tokens[1:]`` at temperature 1, float32 [n], by prefill."""
+        """Log-probs of ``tokens[1:]`` at temperature 1, float32 [n], by prefill.
+
+        What vLLM writes for NaN and -inf is NaN: weights may give it, and are then refused.
+        """
         body = _body(tokens, salt, temperature=1.0, max_tokens=1, prompt_logprobs=0)
         reply = await self.post("/inference/v1/generate", body, limit=limit)
         rows = reply.get("prompt_logprobs") if isinstance(reply, dict) else None
@@ -205,7 +223,9 @@ class Server:
         found = []
         for token, row in zip(tokens[1:].tolist(), rows[1:], strict=True):
             one = row.get(str(token)) if isinstance(row, dict) else None
-            found.append(_logprob(one.get("logprob") if isinstance(one, dict) else None))
+            value = one.get("logprob") if isinstance(one, dict) else None
+            lost = isinstance(value, float | int) and value <= _FLOOR
+            found.append(math.nan if lost else _logprob(value))
         return np.array(found, np.float32)
 
     def close(self) -> None:
@@ -222,10 +242,6 @@ class Server:
             log.warning("vLLM's processes were not gone after %g s", _END_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(keeper.pid, signal.SIGKILL)
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
 
 
 def _environment(directory: str) -> dict[str, str]:
@@ -291,14 +307,8 @@ def _logprob(value: object) -> float:
     """Returns a log-prob that can be one; what vLLM writes for NaN cannot."""
     if not isinstance(value, float | int) or not _FLOOR < value <= _ROUNDED:
         raise WorkerError(f"vLLM: {one_line(repr(value), 60)} is no log-prob of a sampled token")
-    return min(0.0, float(value)) if math.isfinite(value) else -math.inf
+    return min(0.0, float(value))
 
 
 def _words(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}", _LINE)
-
-
-async def until(ready: Callable[[], Any], every_s: float) -> None:
-    """Returns once an asynchronous function returns something true; the caller has a deadline."""
-    while not await ready():
-        await asyncio.sleep(every_s)

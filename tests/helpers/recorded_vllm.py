@@ -50,6 +50,7 @@ class RecordedVllm:
         self.calls: list[str] = []
         self.salts: set[str] = set()
         self.held_at: int | None = None
+        self.workers, self.described = 1, {}
         self._tables = {None: np.zeros((VOCAB, VOCAB), np.float32)}
         self._staged = self._used = self._before = None
         self._errors: dict[str, dict] = {}
@@ -73,11 +74,24 @@ class RecordedVllm:
         self.calls.append(method)
         if method in self.faults:
             return JSONResponse({"error": "recorded fault"}, 500)
-        return JSONResponse({"results": [getattr(self, method)(*arguments)]})
+        results = [getattr(self, method)(*arguments)] * self.workers
+        if method == "rlax_staged" and self.workers > 1:
+            results[-1] = self._of_last_worker(results[-1])
+        return JSONResponse({"results": results})
+
+    def _of_last_worker(self, staged):
+        """The second worker is done at the second look."""
+        if self.calls[-2:] != ["rlax_staged"] * 2:
+            return {"done": False}
+        if "other weights in a worker" in self.faults:
+            return staged | {"fingerprints": {"bigram": 1}}
+        if "worker without memory" in self.faults:
+            return staged | {"error": "MemoryError: ", "unreadable": True}
+        return staged
 
     def rlax_describe(self):
         said = copy.deepcopy(RECORDED["describe"]["results"][0])
-        return said | {"vocabulary": VOCAB, "context": 64, "sequences": 16}
+        return said | {"vocabulary": VOCAB, "context": 64, "sequences": 16} | self.described
 
     def rlax_stage(self, ticket, files, wanted):
         self._staged, self._before = ticket, None
@@ -116,10 +130,15 @@ class RecordedVllm:
         return {"applied": self._used or ""}
 
     async def _set_label(self, request):
+        if "trickling" in self.faults:
+            return StreamingResponse(_blanks())
         self._label = (await request.json())["new_version"]
         return JSONResponse(RECORDED["label"] | {"new_version": self._label})
 
     async def _reset(self, request):
+        if "cache emptied late" in self.faults:
+            self.faults.remove("cache emptied late")
+            return JSONResponse({"success": False})
         return JSONResponse({"success": "cache not emptied" not in self.faults})
 
     async def _abort(self, request):
@@ -137,6 +156,8 @@ class RecordedVllm:
             rows = [None]
             for before, token in itertools.pairwise(tokens):
                 logprob = float(logprobs_of(self._table, before, 1.0)[token])
+                if "weights of NaN" in self.faults:
+                    logprob = -9999.0
                 rows.append({str(token): {"logprob": logprob, "rank": 1, "decoded_token": None}})
             return JSONResponse(reply | {"prompt_logprobs": rows})
         return StreamingResponse(self._stream(asked, sampling), media_type="text/event-stream")
@@ -178,6 +199,12 @@ class RecordedVllm:
                 choice |= {"finish_reason": finish, "weight_versions": spans}
             if "nested" in self.faults:
                 yield f"data: {'[' * 100_000}\n\n"
+            while "no tokens" in self.faults:
+                choice |= {"token_ids": [], "logprobs": {"content": []}, "finish_reason": None}
+                yield f"\n\ndata: {json.dumps(message)}\n\n"
+                await asyncio.sleep(0.05)
+            if "only the end" in self.faults:
+                break
             yield f"data: {json.dumps(self._spoiled(message, finish))}\n\n"
             if "stream ends early" in self.faults:
                 return
@@ -207,6 +234,12 @@ class RecordedVllm:
         return message
 
 
+async def _blanks():
+    while True:
+        yield " "
+        await asyncio.sleep(0.05)
+
+
 @contextmanager
 def served(directory: Path) -> Iterator[RecordedVllm]:
     """The server on ``directory/api``, on a thread of its own."""
@@ -226,11 +259,15 @@ def served(directory: Path) -> Iterator[RecordedVllm]:
 
 
 def make_engine(
-    directory: Path, mode: str = "continue", config: VllmConfig | None = None
+    directory: Path,
+    mode: str = "continue",
+    config: VllmConfig | None = None,
+    **deadlines: float,
 ) -> VllmEngine:
     """An engine; by default for the server on ``directory/api``."""
     limits = {"slots": 4, "max_prompt_tokens": 12, "max_new_tokens": 50, "progress_s": 0.05}
-    context = BuildContext.outside_run(section_with(rollouts=limits | {"on_new_weights": mode}))
+    section = section_with(rollouts=limits | {"on_new_weights": mode}, deadlines=deadlines)
+    context = BuildContext.outside_run(section)
     model = Model({"vocab_size": VOCAB}, {"bigram": (VOCAB, VOCAB)}, "float32", 0)
     config = config or VllmConfig(url=f"unix:{directory / 'api'}")
     return VllmEngine(config, context, lambda: model, lambda model, directory: [])

@@ -43,12 +43,10 @@ class _Staging:
                 self._read(path)
             if missing := sorted(self._wanted.keys() - self.tensors.keys()):
                 raise ValueError(f"tensor {missing[0]!r} is missing ({len(missing)} are)")
-        except OSError as error:
-            self.error, self.unreadable = f"{type(error).__name__}: {error}", True
         except (ValueError, SafetensorError) as error:
             self.error = str(error)
-        except Exception as error:  # noqa: BLE001  a thread's error would be lost
-            self.error = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  such as out of memory: not of the bytes read
+            self.error, self.unreadable = f"{type(error).__name__}: {error}", True
         if self.error:
             self.tensors = {}
         self.done = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -31,11 +32,11 @@ def asked(group: int = 0, **changes) -> Request:
 
 @asynccontextmanager
 async def engine_with(
-    directory: Path, mode: str = "continue"
+    directory: Path, mode: str = "continue", **deadlines: float
 ) -> AsyncIterator[tuple[VllmEngine, RecordedVllm]]:
     """An engine with version 1, and its server."""
     with served(directory) as server:
-        engine = recorded_vllm.make_engine(directory, mode)
+        engine = recorded_vllm.make_engine(directory, mode, **deadlines)
         await take_version(engine, version(directory, 1))
         try:
             yield engine, server
@@ -242,10 +243,11 @@ async def test_weights_that_are_not_the_published_ones_are_refused(tmp_path: Pat
         assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
 
 
-async def test_a_version_that_fails_the_canary_is_switched_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["weights not switched", "weights of NaN"])
+async def test_a_version_that_fails_the_canary_is_switched_back(fault: str, tmp_path: Path) -> None:
     async with engine_with(tmp_path) as (engine, server):
         (before,) = (await generated(engine, asked())).values()
-        server.faults.add("weights not switched")
+        server.faults.add(fault)
         with refused(engine, WeightsMismatchError, "the canary's log-prob"):
             await take_version(engine, version(tmp_path, 2))
         server.faults.clear()
@@ -258,17 +260,97 @@ async def test_a_version_that_fails_the_canary_is_switched_back(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("cache not emptied", "prefix cache could not be emptied"), ("rlax_switch", "500")],
+    [
+        ("cache not emptied", "prefix cache could not be emptied"),
+        ("rlax_switch", "500"),
+        ("trickling", r"no answer in 2 s \(rlax.deadlines.weights_s\)"),
+    ],
 )
 async def test_a_switch_that_fails_halfway_ends_the_engine(
     fault: str, words: str, tmp_path: Path
 ) -> None:
-    async with engine_with(tmp_path) as (engine, server):
+    async with engine_with(tmp_path, weights_s=2.0) as (engine, server):
         server.faults.add(fault)
         with pytest.raises(WorkerError, match=words):
             await take_version(engine, version(tmp_path, 2))
         with pytest.raises(WorkerError, match=words):
             await generated(engine, asked())
+
+
+async def test_a_cache_whose_blocks_are_in_use_is_emptied_later(tmp_path: Path) -> None:
+    async with engine_with(tmp_path) as (engine, server):
+        server.faults.add("cache emptied late")
+        await take_version(engine, version(tmp_path, 2))
+        assert (engine.version, server.faults) == (2, set())
+
+
+async def test_each_of_vllms_workers_stages_in_its_own_time(tmp_path: Path) -> None:
+    async with engine_with(tmp_path) as (engine, server):
+        server.workers = 2
+        server.faults.add("worker without memory")
+        with refused(engine, WeightsUnreadableError, "MemoryError"):
+            await take_version(engine, version(tmp_path, 2))
+        server.faults.clear()
+        await take_version(engine, version(tmp_path, 3))
+        assert engine.version == 3
+        server.faults.add("other weights in a worker")
+        with pytest.raises(WorkerError, match="have staged different weights"):
+            await take_version(engine, version(tmp_path, 4))
+
+
+@pytest.mark.parametrize("fault", ["no tokens", "only the end"])
+async def test_greedy_decoding_is_checked_as_samples_are(fault: str, tmp_path: Path) -> None:
+    async with engine_with(tmp_path, batch_s=2.0) as (engine, server):
+        server.faults.add(fault)
+        words = "no token in 2 s" if fault == "no tokens" else "ended the answer of a sample early"
+        with pytest.raises(WorkerError, match=words):
+            await take_version(engine, version(tmp_path, 2))
+
+
+async def test_a_stream_that_brings_no_tokens_ends_the_engine(tmp_path: Path) -> None:
+    async with engine_with(tmp_path, batch_s=2.0) as (engine, server):
+        server.faults.add("no tokens")
+        with pytest.raises(WorkerError, match=r"no token in 2 s \(rlax.deadlines.batch_s\)"):
+            await generated(engine, asked())
+
+
+async def test_the_directory_of_a_version_is_listed_on_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, listed = [], Path.iterdir
+    async with engine_with(tmp_path) as (engine, _):
+
+        def iterdir(path: Path):
+            threads.append(threading.current_thread())
+            return listed(path)
+
+        monkeypatch.setattr(Path, "iterdir", iterdir)
+        await engine.load(version(tmp_path, 2))
+        assert threads and threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sequences": 3}, "sequences 3, and 4 are needed: see rlax.rollouts.slots"),
+        ({"context": 9}, "context 9, and .* are needed: see rlax.rollouts.engine.url"),
+        ({"context": "64"}, "context '64', and"),
+        ({"dtype": "bfloat16"}, "'bfloat16', not 'float32': see rlax.rollouts.engine.dtype"),
+        ({"vocabulary": 17}, "vocabulary 17, not 16: see rlax.rollouts.engine.url"),
+        ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode 'raw_logprobs'"),
+        ({"quantization": "fp8"}, "quantization 'fp8', not ''"),
+        ({"speculative": True}, "speculative True, not False"),
+    ],
+)
+async def test_a_server_that_computes_something_else_is_refused(
+    changes: dict, words: str, tmp_path: Path
+) -> None:
+    with served(tmp_path) as server:
+        server.described = changes
+        engine = recorded_vllm.make_engine(tmp_path)
+        with pytest.raises(WorkerError, match=words):
+            await engine.prepare()
+        engine.close()
 
 
 async def test_versions_of_one_number_have_caches_of_their_own(tmp_path: Path) -> None:
@@ -280,7 +362,7 @@ async def test_versions_of_one_number_have_caches_of_their_own(tmp_path: Path) -
 
 
 async def test_what_would_bend_samples_is_refused(tmp_path: Path) -> None:
-    async with engine_with(tmp_path) as (engine, server):
+    async with engine_with(tmp_path) as (engine, _):
         for changes in ({"top_p": 0.9}, {"top_k": 3}, {"temperature": 0.005}):
             with pytest.raises(WorkerError, match="takes no top_p"):
                 await generated(engine, asked(sampling=replace(asked().sampling, **changes)))
@@ -288,4 +370,3 @@ async def test_what_would_bend_samples_is_refused(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=r"tokens, vLLM takes|below the vocabulary"):
                 await engine.score(tokens)
         assert engine.health()["tokens_total"] == 0
-        del server
