@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import subprocess
 
 import httpx
 
-from rlax_plugin.api import BuildContext, CheckResult, ConfigError, is_loopback, one_line
-from rlax_vllm.options import TESTED, VllmConfig
+from rlax_plugin.api import (
+    BuildContext,
+    CheckResult,
+    ConfigError,
+    first_above,
+    is_loopback,
+    one_line,
+)
+from rlax_vllm.options import OWN, TESTED, Argument, VllmConfig
 
 _KEY = "rlax.rollouts.engine"
 _VERSION_S = 60.0
+_COLDEST = 0.01  # vLLM makes lower temperatures this one
 
 
 def check_start(config: VllmConfig, context: BuildContext) -> CheckResult:
@@ -26,6 +36,14 @@ def check_start(config: VllmConfig, context: BuildContext) -> CheckResult:
     warnings = []
     if config.url:
         warnings += _check_url(config.url)
+        # A launcher says their number in this option.
+        workers = context.section.launcher.options.get("workers", 1)
+        if isinstance(workers, int) and workers > 1:
+            reason = (
+                f"has one set of weights, and rlax.launcher.workers is {workers}: set it to 1, or "
+                "use python, with which each worker starts a server of its own"
+            )
+            raise ConfigError(f"{_KEY}.url", config.url, reason)
         for name in ("arguments", "cache_bytes"):
             if getattr(config, name):
                 reason = "has no effect on a server that runs already: leave it out"
@@ -33,10 +51,20 @@ def check_start(config: VllmConfig, context: BuildContext) -> CheckResult:
     elif not (os.path.isabs(config.python) and os.access(config.python, os.X_OK)):
         reason = "is no absolute path of a Python that has vLLM"
         raise ConfigError(f"{_KEY}.python", config.python, reason)
-    if str(config.arguments.get("tensor-parallel-size", 1)) != "1":
-        what = "vLLM's processes then meet on ports that other users of the machine reach"
-        warnings.append((f"{_KEY}.arguments.tensor-parallel-size", what))
-    rollouts = context.section.rollouts
+    for name, value in config.arguments.items():
+        _check_argument(name, value)
+        if name in ("tensor-parallel-size", "pipeline-parallel-size") and str(value) != "1":
+            what = "vLLM's processes then meet on ports that other users of the machine reach"
+            warnings.append((f"{_KEY}.arguments.{name}", what))
+    rollouts, evaluation = context.section.rollouts, context.section.evaluation
+    for key, temperature in (
+        ("rlax.rollouts.temperature", rollouts.temperature),
+        ("rlax.evaluation.temperature", evaluation.temperature or 0.0),
+    ):
+        if temperature != 0 and first_above(_COLDEST, temperature) is not None:
+            reason = f"the engine vllm takes 0, or from {_COLDEST} on"
+            value = temperature if isinstance(temperature, int | float) else "a schedule"
+            raise ConfigError(key, value, reason)
     reason = "the engine vllm samples from the whole distribution, whose log-probs training needs"
     if rollouts.top_p < 1:
         raise ConfigError("rlax.rollouts.top_p", rollouts.top_p, f"must be 1: {reason}")
@@ -48,12 +76,30 @@ def check_start(config: VllmConfig, context: BuildContext) -> CheckResult:
     return CheckResult(warnings=warnings)
 
 
+def _check_argument(name: str, value: Argument) -> None:
+    """Refuses what would override this plug-in's arguments, also by an abbreviation."""
+    key = f"{_KEY}.arguments.{name}"
+    if not re.fullmatch(r"[a-z][a-z0-9-]+(\.[\w.]+)?", name):
+        raise ConfigError(key, value, "is no name as vLLM writes it, such as max-num-seqs")
+    plain = name.removeprefix("no-")
+    if own := next((own for own in OWN if own.startswith(plain)), None):
+        raise ConfigError(key, value, f"{own} is set by this plug-in: leave it out")
+    if name.startswith("data-parallel"):  # only the first of its engines answers about weights
+        reason = "the engine vllm cannot switch the weights of several: use more workers"
+        raise ConfigError(key, value, reason)
+
+
 def _check_url(url: str) -> list[tuple[str, str]]:
     key = f"{_KEY}.url"
+    what = (
+        "every user of this machine can change this server's weights and end its samples; with "
+        "python, or a unix socket in a directory of yours of mode 0700, none can"
+    )
     if url.startswith("unix:"):
-        if not os.path.isabs(url.removeprefix("unix:")):
+        path = url.removeprefix("unix:")
+        if not os.path.isabs(path):
             raise ConfigError(key, url, "needs an absolute path behind unix:")
-        return []
+        return [] if _is_private(os.path.dirname(path)) else [(key, what)]
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -64,11 +110,16 @@ def _check_url(url: str) -> list[tuple[str, str]]:
             "no key, so they must not be reached from other machines"
         )
         raise ConfigError(key, url, reason)
-    what = (
-        "every user of this machine can change this server's weights and end its samples; with "
-        "python, or a unix socket in a directory of mode 0700, none can"
-    )
     return [(key, what)]
+
+
+def _is_private(directory: str) -> bool:
+    """True if only this user may enter a directory."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
 
 
 def check(config: VllmConfig, context: BuildContext) -> CheckResult:

@@ -99,7 +99,7 @@ def server_arguments(
     config: VllmConfig, context: BuildContext, model: Model, directory: str
 ) -> list[str]:
     """The arguments of vLLM's server; those of the user come last."""
-    own: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": directory,
         "served-model-name": "rlax",
         "load-format": "dummy",
@@ -111,19 +111,14 @@ def server_arguments(
         "logprobs-mode": "processed_logprobs",
         "worker-extension-cls": "rlax_vllm_inside.Extension",
         "seed": 0,
+        "skip-tokenizer-init": True,
+        "enable-scale-out": True,
+        "disable-log-stats": True,
+        "disable-uvicorn-access-log": True,
     }
-    flags = [
-        "--skip-tokenizer-init",
-        "--enable-scale-out",
-        "--disable-log-stats",
-        "--disable-uvicorn-access-log",
-    ]
     if context.maxtext.get("hardware") == "cpu":
-        flags.append("--enforce-eager")
-    for name, value in config.arguments.items():
-        if name in own or f"--{name}" in flags or name in ("uds", "host", "port"):
-            key = f"rlax.rollouts.engine.arguments.{name}"
-            raise ConfigError(key, value, "is set by this plug-in: leave it out")
-    given = own | config.arguments
-    words = [f"--{k}" if v is True else f"--{k}={v}" for k, v in given.items() if v is not False]
-    return [*flags, *words]
+        arguments["enforce-eager"] = True
+    return [
+        f"--{name}" if value is True else f"--no-{name}" if value is False else f"--{name}={value}"
+        for name, value in (arguments | config.arguments).items()
+    ]

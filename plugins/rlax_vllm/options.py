@@ -11,6 +11,14 @@ from rlax_plugin.api import Section
 TESTED = ("0.32.0",)
 """Versions of vLLM with which this plug-in was run."""
 
+OWN = (
+    *("model", "served-model-name", "load-format", "dtype", "max-model-len", "max-num-seqs"),
+    *("kv-cache-memory-bytes", "generation-config", "logprobs-mode", "worker-extension-cls"),
+    *("seed", "skip-tokenizer-init", "enable-scale-out", "disable-log-stats"),
+    *("disable-uvicorn-access-log", "uds", "host", "port"),
+)
+"""Names of the server's arguments that are this plug-in's."""
+
 Argument = bool | int | float | str
 
 
@@ -40,5 +48,6 @@ class VllmConfig(Section):
     )
     arguments: dict[str, Argument] = Field(
         {},
-        description="further arguments of vLLM's server, such as tensor-parallel-size: 2",
+        description="further arguments of vLLM's server, such as tensor-parallel-size: 2; false "
+        "for NAME is --no-NAME",
     )

@@ -73,9 +73,33 @@ def checked(section: dict | None = None, **options: object):
         ({"url": "http://10.0.0.7:8000"}, {}, "engine.url", "must not be reached from other"),
         ({"url": "http://0.0.0.0:8000"}, {}, "engine.url", "must not be reached from other"),
         ({"url": "unix:/x", "arguments": {"seed": 1}}, {}, "arguments", "has no effect"),
+        (
+            {"url": "unix:/x"},
+            {"launcher": {"name": "local", "workers": 2}},
+            "engine.url",
+            "one set of weights, and rlax.launcher.workers is 2",
+        ),
         ({"python": sys.executable}, {"rollouts": {"top_p": 0.9}}, "top_p", "must be 1"),
         ({"python": sys.executable}, {"rollouts": {"top_k": 9}}, "top_k", "must be 0"),
         ({"python": sys.executable}, {"deterministic": True}, "deterministic", "jetstream"),
+        (
+            {"python": sys.executable},
+            {"rollouts": {"temperature": 0.005}},
+            "rollouts.temperature",
+            "takes 0, or from 0.01 on",
+        ),
+        (
+            {"python": sys.executable},
+            {"rollouts": {"temperature": {"steps": 9, "from": 1, "to": 0.002}}},
+            "rollouts.temperature",
+            "takes 0, or from 0.01 on",
+        ),
+        (
+            {"python": sys.executable},
+            {"evaluation": {"temperature": 0.009}},
+            "evaluation.temperature",
+            "takes 0, or from 0.01 on",
+        ),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(
@@ -86,13 +110,43 @@ def test_what_the_engine_cannot_do_is_refused(
     assert error.value.key.endswith(key)
 
 
-def test_what_other_users_can_reach_is_warned_of() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("port", "port is set by this plug-in"),
+        ("model", "model is set by this plug-in"),
+        ("max-num-seqs", "max-num-seqs is set"),
+        ("max-num-se", "max-num-seqs is set"),  # which argparse completes
+        ("no-enable-scale-out", "enable-scale-out is set"),
+        ("max_num_seqs", "no name as vLLM writes it"),
+        ("-O", "no name as vLLM writes it"),
+        ("seed=1 --x", "no name as vLLM writes it"),
+        ("data-parallel-size", "use more workers"),
+    ],
+)
+def test_arguments_of_the_server_that_are_the_plug_ins_are_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        checked(python=sys.executable, arguments={name: 1})
+    assert error.value.key == f"rlax.rollouts.engine.arguments.{name}"
+
+
+def test_the_temperatures_that_vllm_keeps_pass() -> None:
+    for temperature in (0.01, 1.0, {"steps": 9, "from": 1, "to": 0.01}):
+        checked({"rollouts": {"temperature": temperature}}, python=sys.executable)
+    checked({"evaluation": {"temperature": 0.0}}, python=sys.executable)
+
+
+def test_what_other_users_can_reach_is_warned_of(tmp_path: Path) -> None:
     assert checked(python=sys.executable).warnings == []
+    for mode, count in ((0o700, 0), (0o750, 1)):
+        tmp_path.chmod(mode)
+        assert len(checked(url=f"unix:{tmp_path}/api").warnings) == count
+    assert len(checked(url=f"unix:{tmp_path}/none/api").warnings) == 1
     ((key, said),) = checked(url="http://127.0.0.1:8000").warnings
     assert key == "rlax.rollouts.engine.url" and "every user of this machine" in said
-    arguments = {"tensor-parallel-size": 2}
-    ((key, said),) = checked(python=sys.executable, arguments=arguments).warnings
-    assert key.endswith("tensor-parallel-size") and "ports" in said
+    for name in ("tensor-parallel-size", "pipeline-parallel-size"):
+        ((key, said),) = checked(python=sys.executable, arguments={name: 2}).warnings
+        assert key.endswith(name) and "ports" in said
 
 
 def test_a_python_without_vllm_is_an_error() -> None:
