@@ -42,6 +42,7 @@ from rlax_plugin.tools.commands.recipe import WIDTH, Size
 _Options = Mapping[str, Any] | None
 _MOST_SLOTS = 256
 _ENGINES = ("jetstream", "vllm")
+_VLLM_STARTS_S = 600.0  # it takes minutes on a busy machine
 _PATHS = ("load_parameters_path", "tokenizer_path")  # of a converted model
 _WIDTH = 100  # columns
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
@@ -217,10 +218,14 @@ def config_text(
 def _colocated(answers: Answers) -> bool:
     """True if the config is for an accelerator, which only one process can have.
 
-    That is so for MaxText's own models, unless workers or vLLM are asked for.
+    That is so for MaxText's own models, unless workers are asked for.
     """
-    own = answers.model != _TINY and not _is_directory(answers.model)
-    return answers.workers is None and own and answers.engine != "vllm"
+    return answers.workers is None and _own(answers)
+
+
+def _own(answers: Answers) -> bool:
+    """True for a model of MaxText's own, whose config has ``hardware: tpu``."""
+    return answers.model != _TINY and not _is_directory(answers.model)
 
 
 def _check_model(name: str) -> None:
@@ -355,7 +360,8 @@ def _engine(answers: Answers) -> dict[str, Any]:
     """Returns ``rlax.rollouts.engine``.
 
     Raises:
-      ConfigError: there is no such engine, or vLLM's Python is missing or has no use.
+      ConfigError: there is no such engine, or vLLM's Python is missing or has no use, or the
+        trainer has the TPU that vLLM would need.
     """
     name, python = answers.engine, answers.vllm_python
     if name not in _ENGINES:
@@ -363,6 +369,12 @@ def _engine(answers: Answers) -> dict[str, Any]:
     if (name == "vllm") != bool(python):
         reason = "--engine vllm and the path of the Python that has vLLM need each other"
         raise ConfigError("--vllm-python", python, reason)
+    if python and _own(answers):
+        reason = (
+            "starts on CPUs and GPUs, and a config for a model of MaxText's own has hardware: tpu: "
+            "give --model with a directory that rlax convert has written"
+        )
+        raise ConfigError("--engine", name, reason)
     return {"name": name, "python": str(Path(python).absolute())} if python else {"name": name}
 
 
@@ -392,6 +404,7 @@ def _values(
         "weights": {"store": {"name": "orbax"}, "keep": 2},
         "evaluation": size.evaluation(task.evaluation),
         "launcher": {"name": "colocated"} if _colocated(answers) else local,
+        **({"deadlines": {"startup_s": _VLLM_STARTS_S}} if answers.engine == "vllm" else {}),
         "trackers": [{"name": "tensorboard"}],
         "trainer": {
             "name": "maxtext",

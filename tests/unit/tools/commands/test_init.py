@@ -70,6 +70,7 @@ def test_a_config_for_vllm_has_heads_that_it_takes() -> None:
     assert (engine.name, engine.options) == ("vllm", {"python": sys.executable})
     assert (maxtext["head_dim"], maxtext["base_num_query_heads"]) == (32, 2)
     assert "trainable_position_size" not in maxtext and section.launcher.name == "local"
+    assert section.deadlines.startup_s == 600
 
 
 def test_a_model_for_an_accelerator_is_generated_with_in_the_trainer_s_process() -> None:
@@ -171,6 +172,10 @@ def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
     [
         ("--engine vllm", "--vllm-python = '': --engine vllm and the path"),
         ("--engine sglang", "--engine = 'sglang': "),
+        (
+            "new.yml --model llama3.1-8b --engine vllm --vllm-python /opt/vllm/bin/python",
+            "--engine = 'vllm': starts on CPUs and GPUs, and a config for a model of MaxText's own",
+        ),
         ("there.yml", "FILE = 'there.yml': exists: choose another name, or --force replaces it"),
         ("new.yaml", "FILE = 'new.yaml': must end in .yml"),
         ("new.yml --preset dappo", "no plug-in offers this objective; did you mean 'dapo'?"),
