@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
+
+from rlax_plugin.base.errors import WeightsUnwritableError
 
 _INDEX = "model.safetensors.index.json"
 
@@ -33,6 +36,9 @@ def write_tensors(
 
     Returns:
       Names of the files.
+
+    Raises:
+      WeightsUnwritableError, OSError: the disk is full, or cannot be written.
     """
     sizes = {name: math.prod(shapes[name]) * dtypes[name].itemsize for name in shapes}
     files = _files(sizes, most_bytes)
@@ -50,7 +56,10 @@ def write_tensors(
             name, tensor = next(stream)
             assert name == wanted and tensor.dtype == dtypes[name], (name, wanted, tensor.dtype)
             held[name] = tensor
-        save_file(held, directory / file, {"format": "pt"})
+        try:
+            save_file(held, directory / file, {"format": "pt"})
+        except SafetensorError as error:  # which is no OSError, even where the disk is full
+            raise WeightsUnwritableError(f"{directory / file}: {error}") from error
         (directory / file).chmod(0o644)  # the library makes it the user's own only
     if len(names) > 1:
         placed = zip(names, files, strict=True)

@@ -1,12 +1,14 @@
 """What a publisher converts, when, and what it does if it cannot."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 from waiting import wait_until
 
+from maxtext_overrides.models.tensor_files import write_tensors
 from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import BASE, SAFETENSORS, WeightVersion
@@ -146,8 +148,28 @@ def test_parts_that_have_not_changed_are_read_from_their_files(run: Run) -> None
 
 
 def test_a_full_disk_is_tried_again_elsewhere(run: Run) -> None:
-    run.converter.wanted, run.fails = True, [OSError("no space left")]
+    limits = [16]  # bytes of a file; of the first attempt
+
+    def convert(arrays, directory, wrote) -> None:
+        tensors = {f"model.{name}": array for name, array in arrays.items()}
+        for name, tensor in tensors.items():
+            wrote(name, tensor)
+        shapes, dtypes = (
+            {n: getattr(t, a) for n, t in tensors.items()} for a in ("shape", "dtype")
+        )
+        unlimited, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.pop() if limits else unlimited, most))
+        try:
+            write_tensors(directory, tensors.items(), shapes, dtypes, 1 << 20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, most))
+
+    run.converter = run.publisher.converter = Converter(
+        lambda: convert, NpzStore(), run.refused.append
+    )
+    run.converter.wanted = True
     run.publish(weights(0))
+    assert "File too large" in str(run.publisher.unwritten.recent)
     (version,) = (version for version in run.server.versions if version.converted)
     check(version)
     first, again = (path for path in run.server.listed if "huggingface" in path)
