@@ -112,7 +112,7 @@ class WriteTimes:
         """Takes the size of a weight version in bytes, before it is written."""
 
     def wrote(self, size: int, seconds: float) -> None:
-        """Takes the seconds that writing a complete part of this many bytes took."""
+        """Takes the seconds that writing this many bytes took."""
 
     def needed_s(self, name: str) -> float | None:
         """Returns the minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
@@ -244,8 +244,7 @@ class Publisher:
         if weights.canary is not None:  # it is there once the weights are computed
             weights = weights._replace(canary=_on_host(weights.step, weights.canary))
         started = time.perf_counter()
-        ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
-        self.activity.begins(f"publishing version {weights.step}", ends)
+        self._begins(weights.step)
         self.last_bytes = self._write(weights, prints)
         self.last_s = (ended := time.perf_counter()) - started
         self.last_written = started, ended
@@ -253,10 +252,13 @@ class Publisher:
         if on_disk and self.converter is not None and self.converter.wanted:
             arrays = [of_part for of_part in weights.parts.values() if of_part is not None]
             whole = len(arrays) == len(weights.parts)
+            self._begins(weights.step)
             self._convert(dict(ChainMap(*map(dict, arrays))) if whole else None)
-            took_s = time.perf_counter() - started
-            self._loop.call_soon_threadsafe(self._pace.wrote, self.last_bytes, took_s)
         self.activity.ends()
+
+    def _begins(self, step: int) -> None:
+        ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
+        self.activity.begins(f"publishing version {step}", ends)
 
     def adopt(self, version: WeightVersion) -> None:
         """Takes a version that is announced already as the newest; called before any other."""
@@ -273,8 +275,7 @@ class Publisher:
     def _run_late_conversion(self) -> None:
         if self._announced is None or self._announced.converted:  # meanwhile, as it was published
             return
-        ends = ends_at("rlax.deadlines.weights_s", self._deadline_s)
-        self.activity.begins(f"publishing version {self._announced.version}", ends)
+        self._begins(self._announced.version)
         self._convert(None)
         self.activity.ends()
 
@@ -295,10 +296,13 @@ class Publisher:
             converting.PART, self._new_path(number, converting.PART), tensors, SAFETENSORS
         )
         try:
-            path, _ = self._save(number, part, write)
+            path, took_s = self._save(number, part, write)
         except ConfigError as error:
             self._loop.call_soon_threadsafe(converter.refuse, str(error))
             return
+        # The time is that of a whole version, however little of it was written before.
+        size = sum(part.nbytes for part in version.parts)
+        self._loop.call_soon_threadsafe(self._pace.wrote, size, took_s)
         part = dataclasses.replace(part, path=path)
         self._asks(number, f"announcing to the parameter server version {number}, converted")
         self._announced = dataclasses.replace(version, converted=(part,))
@@ -491,15 +495,22 @@ class Publisher:
             await asyncio.sleep(_LOOK_S)
 
     def wait(self) -> None:
-        """Returns once all versions handed over are visible; raises the error if one failed."""
-        if self._pending is not None:
+        """Returns once all versions handed over are visible; raises the error if one failed.
+
+        Writing has ``weights_s``, and so has each conversion, before it and after it.
+        """
+        while self._pending is not None:
+            before = self.activity.doing
             try:
                 self._pending.result(self._deadline_s)
             except TimeoutError:
                 if self._pending.done():
                     raise
-                raise self._late() from None
-            self._pending = None
+                doing = self.activity.doing
+                if doing is None or (before is not None and doing.since == before.since):
+                    raise self._late() from None
+            else:
+                self._pending = None
 
     def close(self) -> None:
         """Waits, with a time limit, for a version that is being written.

@@ -353,8 +353,8 @@ class Pace(FleetListener, WriteTimes):
         self._weights_bytes = size
 
     def wrote(self, size: int, seconds: float) -> None:
-        """Takes the seconds that writing a complete part of this many bytes took."""
-        _keep(self._written_bytes_per_s, None, size, seconds)
+        """Takes the seconds that writing this many bytes took."""
+        self._moved(self._written_bytes_per_s, None, size, seconds)
         self.look()
 
     def _moved[K](self, rates: dict[K, float], key: K, size: float, seconds: float) -> None:

@@ -10,7 +10,7 @@ from waiting import wait_until
 
 from maxtext_overrides.models.tensor_files import write_tensors
 from rlax_plugin.base.concurrency.supervision import Supervision
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, DeadlineError
 from rlax_plugin.base.types import BASE, SAFETENSORS, WeightVersion
 from rlax_plugin.ports.training import Conversion, NewWeights
 from rlax_plugin.testing import policy
@@ -18,7 +18,7 @@ from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.publisher import Publisher, by_one_host
+from rlax_plugin.weights.publisher import Publisher, WriteTimes, by_one_host
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
 
@@ -45,12 +45,23 @@ class Announced:
         return [version.version for version in self.versions if version.converted]
 
 
+class Written(WriteTimes):
+    """Notes the bytes of what was written."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def wrote(self, size: int, seconds: float) -> None:
+        assert seconds > 0
+        self.sizes.append(size)
+
+
 class Run:
     """A publisher with the toy's conversion; ``fails`` are raised by it, one after the other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, directory: Path):
         self.fails: list[Exception] = []
-        self.made = 0
+        self.made, self.written = 0, Written()
         self.refused: list[str] = []
         self.server, self.failures, self.gained = Announced(), Supervision(), list[int]()
         self.converter = Converter(self.conversion, NpzStore(), self.refused.append)
@@ -61,6 +72,7 @@ class Run:
             announcer=self.server,
             failures=self.failures,
             deadline_s=60.0,
+            pace=self.written,
             on_converted=lambda version: self.gained.append(version.version),
         )
         self.publisher.converter = self.converter
@@ -145,6 +157,35 @@ def test_parts_that_have_not_changed_are_read_from_their_files(run: Run) -> None
     found = policy.read_converted(Path(part.path))
     assert found["model.w"].tolist() == ARRAYS["w"].tolist()
     assert found["model.lora"].tolist() == [10.0] * 3
+    # A conversion writes all of a version, whatever of it is new.
+    wait_until(lambda: len(run.written.sizes) == 5, "the loop has heard of all")
+    assert run.written.sizes == [16, 12, 28, 12, 28]
+
+
+class Slow:
+    """A publication at the end of each of whose deadlines another activity has begun."""
+
+    def __init__(self, *follow):
+        self.follow, self.waited_s = list(follow), list[float]()
+
+    def done(self) -> bool:
+        return False
+
+    def result(self, timeout_s: float) -> None:
+        self.waited_s.append(timeout_s)
+        if self.follow:
+            self.follow.pop(0)()
+        raise TimeoutError
+
+
+def test_a_version_and_its_conversion_have_a_deadline_each(run: Run) -> None:
+    begins = run.publisher.activity.begins
+    begins("converting version 3")
+    run.publisher._pending = slow = Slow(lambda: begins("writing"), lambda: begins("converting"))
+    with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.weights_s"):
+        run.publisher.wait()
+    assert slow.waited_s == [60.0] * 3
+    run.publisher._pending = None
 
 
 def test_a_full_disk_is_tried_again_elsewhere(run: Run) -> None:

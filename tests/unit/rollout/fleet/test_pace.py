@@ -99,6 +99,7 @@ def test_weights_take_as_long_as_the_slower_of_writing_and_reading():
     # Changes are read as fast as ever they can be, and yet at few bytes a second.
     changes = {"read_bytes": 40, "read_s": 1, "stream_bytes": 40, "stream_s": 1}
     hear(pace, workers, worker("c", **changes))
+    pace.wrote(40, 1.0)  # adapters alone
     assert pace.needed_s("weights_s") == 16.0
 
 
