@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 import time
 from dataclasses import dataclass
@@ -44,12 +45,21 @@ class Numerics:
 
     @property
     def passes(self) -> bool:
-        return self.verdict.passes and not self.refused
+        return self.verdict.passes and not self.refused and self.shows_stale
 
     @property
     def shows_stale(self) -> bool:
         """True if weights of the version before would have made gaps beyond the bounds."""
         return self.moved > 2 * self.bounds.p95
+
+    @property
+    def text(self) -> str:
+        """Says what is wrong, or that nothing is, and what to do."""
+        if self.passes or self.verdict.wrong:
+            return self.verdict.text
+        if self.refused:
+            return "workers would refuse the weights"
+        return "the update was too little to show weights or caches of an earlier version"
 
 
 def check_numerics(config: ResolvedConfig, errors: Console) -> Numerics:
@@ -63,8 +73,6 @@ def check_numerics(config: ResolvedConfig, errors: Console) -> Numerics:
       DeadlineError: an activity took longer than ``rlax.deadlines.startup_s``.
       RlaxError: the trainer or the engine failed.
     """
-    if not isinstance(config.maxtext.get("steps"), int):
-        raise ConfigError("steps", None, "must be given: --numerics trains a step")
     if config.section.trains_on_log:
         path, reason = config.section.logged_samples.path, "has no rollout engine for --numerics"
         raise ConfigError("rlax.logged_samples.path", path, reason)
@@ -85,11 +93,19 @@ def _judged(told: dict[str, Any], seconds: float) -> Numerics:
 
 
 def document(found: Numerics) -> dict[str, Any]:
-    """Returns everything that is printed, as JSON."""
+    """Returns everything that is printed, as JSON; null: a number that is not finite."""
     made = dataclasses.asdict(found)
     made["verdict"] = {
         "passes": found.passes,
-        "text": found.verdict.text,
+        "text": found.text,
         "wrong": made["verdict"]["wrong"],
     }
-    return made
+    return _finite(made)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.base.errors import ConfigError, WeightsMismatchError
+from rlax_plugin.base.errors import ConfigError, RlaxError, WeightsMismatchError
 from rlax_plugin.base.types import (
     NATIVE,
     SAFETENSORS,
@@ -97,6 +97,9 @@ def measured_config(config: ResolvedConfig, directory: Path) -> ResolvedConfig:
     }
     if isinstance(rate := content.get("learning_rate"), float):
         content["learning_rate"] = max(_LEARNING_RATE, rate)
+    # Else the first update may be one of a warm-up, whose learning rate is 0.
+    schedule = {"learning_rate_schedule_steps": content["steps"], "warmup_steps_fraction": 0.0}
+    content |= {key: value for key, value in schedule.items() if key in content}
     made = resolved(content, arguments=config.arguments, source=config.source)
     return dataclasses.replace(made, functions=config.functions)
 
@@ -110,7 +113,7 @@ def measure(config: ResolvedConfig, directory: Path, says: Says) -> Measured:
 
     Raises:
       ConfigError: the config's trainer or engine cannot be measured.
-      RlaxError: one of them failed.
+      RlaxError: one of them failed, or the trainer ended early or did not show its model.
     """
     section, registry = config.section, registry_for(config.section)
     run_url = f"{directory}/numerics"
@@ -143,6 +146,8 @@ def measure(config: ResolvedConfig, directory: Path, says: Says) -> Measured:
         trainer.run(port)
     except _Measured:
         pass
+    else:
+        raise RlaxError("the trainer ended before its second update")
     finally:
         run.close()
     return run.measured()
@@ -189,7 +194,8 @@ class _Run:
         self._before: np.ndarray | None = None
         self.tolerance: float | None = None
         self.converter: Converter | None = None
-        self._moved, self._refused = np.inf, ""
+        self._moved: float | None = None
+        self._refused = ""
 
     def generate(self, version: WeightVersion) -> list[Generated]:
         """Takes a version, and generates in all ways."""
@@ -297,8 +303,10 @@ class _Run:
         """Returns a batch of the run's shape: samples in company, one after the other better."""
         section = self._section
         groups = [one.group for one in generated if one.way == COMPANY]
-        groups = [groups[i % len(groups)] for i in range(section.batch_rows)]
-        sign = (np.array([(-1.0) ** i]) for i in range(len(groups)))
+        count = len(groups)
+        groups = [groups[i % count] for i in range(section.batch_rows)]
+        # By sample, not by row: else a sample's gradients would cancel.
+        sign = (np.array([(-1.0) ** (i % count)]) for i in range(len(groups)))
         return build_arrays(
             TrainBatch(step, tuple(groups), tuple(sign)),
             rows=section.batch_rows,
@@ -309,6 +317,8 @@ class _Run:
 
     def measured(self) -> Measured:
         temperature = self._sampling.temperature
+        if self._moved is None:
+            raise RlaxError("the trainer did not give its signals the first two batches")
         return Measured(self._gaps, self.tolerance, self._moved, temperature, self._refused)
 
     def close(self) -> None:

@@ -262,5 +262,5 @@ def _check(one: Sampled, way: str, version: int, vocabulary: int, most: int) -> 
     if low < 0 or (vocabulary and high >= vocabulary):
         wrong = low if low < 0 else high
         raise WorkerError(f"a sample {way} has token {wrong}, the vocabulary {vocabulary}")
-    if (others := set(one.versions.tolist()) - {version}) and way != RESUMED:
+    if others := set(one.versions.tolist()) - {version}:
         raise WorkerError(f"a sample {way} has tokens of version {others.pop()}, not {version}")

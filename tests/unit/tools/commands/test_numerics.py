@@ -9,10 +9,11 @@ import pytest
 from command_line import rlax
 from rich.console import Console
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.config.loading import resolve
+from rlax_plugin.testing.trainer import BigramTrainer
 from rlax_plugin.tools.commands import numerics
-from rlax_plugin.tools.commands.numerics import Numerics
+from rlax_plugin.tools.commands.numerics import Numerics, document
 from rlax_plugin.tools.commands.numerics.gaps import (
     KEPT_UPDATED,
     PACKED,
@@ -22,6 +23,7 @@ from rlax_plugin.tools.commands.numerics.gaps import (
     cells,
     judge,
 )
+from rlax_plugin.tools.commands.numerics.measuring import measure, measured_config
 from rlax_plugin.tools.commands.numerics.show import show
 from rlax_plugin.tools.commands.numerics.ways import lengths
 
@@ -138,10 +140,17 @@ def config(tmp_path: Path) -> str:
     return str(tmp_path / "config.yml")
 
 
-def test_a_trainer_and_an_engine_that_agree(config: str, tmp_path: Path) -> None:
-    ran = rlax(
-        "check", config, "--fast", "--numerics", "--json", f"base_output_directory={tmp_path}"
-    )
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("rlax.rollouts.engine={name: scripted, weights_format: safetensors}",),
+        ("rlax.rollouts.slots=1", "rlax.batches.rows=8"),  # all rows have the same sample
+    ],
+)
+def test_a_trainer_and_an_engine_that_agree(config: str, tmp_path: Path, arguments) -> None:
+    directory = f"base_output_directory={tmp_path}"
+    ran = rlax("check", config, "--fast", "--numerics", "--json", directory, *arguments)
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)["numerics"]
     ways = [cell["name"] for cell in found["table"] if not cell["depth"]]
@@ -151,7 +160,44 @@ def test_a_trainer_and_an_engine_that_agree(config: str, tmp_path: Path) -> None
     ]
     assert max(cell["max"] for cell in found["table"]) < 1e-5 < found["moved"]
     assert found["verdict"]["passes"] and not found["refused"]
+    assert found["moved"] > 2 * found["bounds"]["p95"]
     assert [path.name for path in tmp_path.iterdir()] == ["config.yml"]
+
+
+def test_the_first_update_has_the_whole_learning_rate(config: str, tmp_path: Path) -> None:
+    given = ("learning_rate=1e-6", "learning_rate_schedule_steps=500", "warmup_steps_fraction=0.1")
+    content = measured_config(resolve(config, given), tmp_path).content
+    assert (content["steps"], content["learning_rate_schedule_steps"]) == (2, 2)
+    assert (content["learning_rate"], content["warmup_steps_fraction"]) == (1e-3, 0.0)
+    assert "warmup_steps_fraction" not in measured_config(resolve(config), tmp_path).content
+
+
+def test_a_trainer_that_shows_too_little_is_an_error(config, tmp_path, monkeypatch) -> None:
+    def measured() -> None:
+        measure(measured_config(resolve(config), tmp_path), tmp_path, lambda what: None)
+
+    def publishes(trainer: BigramTrainer, port) -> None:
+        for step in range(3):
+            port.publish(step, trainer.first_weights(), None)
+
+    monkeypatch.setattr(BigramTrainer, "run", publishes)
+    with pytest.raises(RlaxError, match="did not give its signals the first two batches"):
+        measured()
+    monkeypatch.setattr(BigramTrainer, "run", lambda trainer, port: None)
+    with pytest.raises(RlaxError, match="ended before its second update"):
+        measured()
+
+
+def test_an_update_that_shows_nothing_passes_nothing() -> None:
+    cells = table(1e-6)
+    verdict = judge(cells, FLOAT32, exact=True)
+    little = Numerics(cells, FLOAT32, verdict, moved=1e-5, refused="", seconds=1.0)
+    assert not document(little)["verdict"]["passes"]
+    assert document(little)["verdict"]["text"].startswith("the update was too little")
+    cells[0] = Cell("prefill", 0, 9, 1e-6, 1e-6, np.inf)
+    found = Numerics(cells, FLOAT32, verdict, moved=np.inf, refused="", seconds=1.0)
+    assert json.loads(json.dumps(document(found), allow_nan=False))["table"][0]["max"] is None
+    assert document(found)["moved"] is None
 
 
 def test_an_engine_without_log_probs_is_an_error(config: str) -> None:
@@ -163,7 +209,6 @@ def test_an_engine_without_log_probs_is_an_error(config: str) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("steps=null", "steps: must be given: --numerics trains a step"),
         ("rlax.logged_samples.path=/data", "has no rollout engine for --numerics"),
     ],
 )
