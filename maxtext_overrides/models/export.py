@@ -14,14 +14,14 @@ import numpy as np
 from maxtext_overrides.models import huggingface_config
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.maxtext_keys import of_maxtext
-from maxtext_overrides.models.reading import HeldWeights, StoredWeights
+from maxtext_overrides.models.reading import StoredWeights
 from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.side_files import CONFIG, GENERATION, copy_tokenizer
 from maxtext_overrides.models.tensor_files import write_tensors
 from maxtext_overrides.models.tensors import DTYPES
 from rlax_plugin.base.errors import ConfigError
 
-_MOST_BYTES = 1 << 30  # of a file of a version: so much is in memory at a time
+_MOST_BYTES = 1 << 30  # of a file of a version, whose tensors are in memory until it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +73,6 @@ def describe(
     generation = _json(tokenizer / GENERATION) or special_ids()
     parts = variables(known or found, config.scan_layers)
     return Description(parts, content, known is None, generation, tokenizer)
-
-
-def version_variables(config: Any, tokenizer: Path | None) -> Sequence[Variable]:
-    """Returns the variables of a model, as ``describe`` gives them.
-
-    Args:
-      config: MaxText's, validated.
-      tokenizer: directory of the tokenizer's files; None: there is none.
-
-    Raises:
-      ConfigError: the model is of no family that can be exported, or config.json is not JSON.
-    """
-    found = of_maxtext(config)
-    known = None if tokenizer is None else _given(tokenizer / CONFIG, found)[1]
-    return variables(known or found, config.scan_layers)
 
 
 def _given(path: Path, wanted: Architecture) -> tuple[dict[str, Any], Architecture | None]:
@@ -161,7 +146,8 @@ def write(
 def write_version(
     directory: Path,
     model: Sequence[Variable],
-    arrays: Mapping[str, Any],
+    weights: StoredWeights,
+    dtypes: Mapping[str, np.dtype],
     wrote: Callable[[str, np.ndarray], None],
 ) -> None:
     """Writes the tensors of a weight version, each in the dtype of its variable.
@@ -171,24 +157,24 @@ def write_version(
     Args:
       directory: the target.
       model: the model's variables.
-      arrays: variable name -> array, on any device.
+      weights: the variables; taken one after the other.
+      dtypes: dtype of each variable.
       wrote: called with the name and value of each tensor.
 
     Raises:
       ConfigError: the variables are not those of the model, or have a dtype that is not one of
         ``DTYPES``.
     """
-    held = HeldWeights(dict(arrays))
-    check_weights(model, held)
-    for name, array in arrays.items():
-        if np.dtype(array.dtype) not in DTYPES.values():
+    check_weights(model, weights)
+    for name in weights.shapes:
+        if dtypes[name] not in DTYPES.values():
             reason = f"must be of {' or '.join(DTYPES)}"
-            raise ConfigError(f"weights: {name}", np.dtype(array.dtype).name, reason)
+            raise ConfigError(f"weights: {name}", dtypes[name].name, reason)
 
     def kind(variable: Variable) -> np.dtype:
-        return DTYPES["float32"] if variable.is_rescaled else np.dtype(arrays[variable.name].dtype)
+        return DTYPES["float32"] if variable.is_rescaled else dtypes[variable.name]
 
-    _write_tensors(directory, model, held, kind, _MOST_BYTES, wrote)
+    _write_tensors(directory, model, weights, kind, _MOST_BYTES, wrote)
 
 
 def _write_tensors(

@@ -44,12 +44,7 @@ def export_model(
     with passed_on(given):
         config = load_to_check(given)
     of_maxtext(config)  # first: no tokenizer would help a model that cannot be exported
-    if (tokenizer := _tokenizer(context, config.vocab_size)) is None:
-        reason = (
-            "is not set, so that the tokenizer of this model is not known: give "
-            f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
-        )
-        raise ConfigError(_TOKENIZER, None, reason)
+    tokenizer = _tokenizer(context, config.vocab_size)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
     if config.lora.enable_lora:
@@ -67,24 +62,25 @@ def export_model(
     )
 
 
-def converter(context: BuildContext, config: Any) -> Conversion:
+def converter(config: Any) -> Conversion:
     """See ``Trainer.converter``.
 
     Args:
       config: MaxText's, validated.
     """
-    from maxtext_overrides.models import export
+    from maxtext_overrides.models.export import write_version
+    from maxtext_overrides.models.maxtext_keys import of_maxtext
     from maxtext_overrides.models.reading import HeldWeights
+    from maxtext_overrides.models.rules import variables
 
-    tokenizer = _tokenizer(context, config.vocab_size)
-    model = export.version_variables(config, tokenizer and tokenizer.directory)
+    model = variables(of_maxtext(config), config.scan_layers)
 
     def convert(arrays: Arrays, out: Path, wrote: Callable[[str, np.ndarray], None]) -> None:
+        dtypes = {name: np.dtype(array.dtype) for name, array in arrays.items()}
+        weights: StoredWeights = HeldWeights(dict(arrays))
         if config.lora.enable_lora:
-            held = HeldWeights(dict(arrays))
-            merged = _merged(config, held, is_version=True)
-            arrays = {name: merged.take(name) for name in merged.shapes}
-        export.write_version(out, model, arrays, wrote)
+            weights = _merged(config, weights, is_version=True)
+        write_version(out, model, weights, dtypes, wrote)
 
     return convert
 
@@ -111,11 +107,11 @@ def _merged(config: Config, stored: StoredWeights, *, is_version: bool) -> Store
     return MergedWeights(base, stored, scale, config.param_scan_axis)
 
 
-def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer | None:
-    """The tokenizer of the model; without ``tokenizer_path``, that of its prompts, or None.
+def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer:
+    """The tokenizer of the model; without ``tokenizer_path``, that of its prompts.
 
     Raises:
-      ConfigError: it is not the model's.
+      ConfigError: there is none, or it is not the model's.
     """
     path: object = given_config(context).maxtext.get(_TOKENIZER)
     of_prompts = context.section.prompt_source.options.get("tokenizer")
@@ -125,7 +121,11 @@ def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer | None:
         key, path = "rlax.prompt_source.tokenizer", of_prompts
         found = model_tokenizer(context, name=of_prompts)
     else:
-        return None
+        reason = (
+            "is not set, so that the tokenizer of this model is not known: give "
+            f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
+        )
+        raise ConfigError(_TOKENIZER, None, reason)
     if found.size > vocab_size:
         reason = f"has ids up to {found.size - 1}, and the model has {vocab_size} (vocab_size)"
         raise ConfigError(key, path, reason)

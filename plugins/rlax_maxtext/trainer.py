@@ -461,8 +461,8 @@ class MaxTextTrainer(Trainer):
         if self._config is None:  # of rlax eval, which reads no weights with this trainer
             from maxtext_overrides.config.loading import load_to_check
 
-            return converter(self._context, load_to_check(given_config(self._context)))
-        return converter(self._context, self._config)
+            return converter(load_to_check(given_config(self._context)))
+        return converter(self._config)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``Trainer``: MaxText's loop restores it, with no step left to train."""

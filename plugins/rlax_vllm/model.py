@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from maxtext_overrides.config.loading import load_to_check, passed_on
-from maxtext_overrides.models import export
+from maxtext_overrides.models.huggingface_config import content_of
+from maxtext_overrides.models.maxtext_keys import of_maxtext
+from maxtext_overrides.models.rules import variables
 from rlax_plugin.api import BuildContext, ConfigError
 from rlax_vllm.options import VllmConfig
 
@@ -68,17 +70,17 @@ def model_of(config: VllmConfig, context: BuildContext) -> Model:
         raise ConfigError("rlax.rollouts.engine", "vllm", "needs a MaxText config")
     with passed_on(given):
         maxtext = load_to_check(given)
-    tokenizer = Path(str(given.maxtext.get("tokenizer_path") or ""))
-    found = export.describe(maxtext, tokenizer, dict)
+    # As versions are converted: neither reads the config.json of a tokenizer.
+    architecture = of_maxtext(maxtext)
     dtype = config.dtype or str(maxtext.dtype)
     if dtype not in _BYTES:
         reason = f"vLLM computes in one of {', '.join(_BYTES)}: set it"
         raise ConfigError("rlax.rollouts.engine.dtype", dtype, reason)
     tokens = context_tokens(context)
-    positions = max(tokens, int(found.config.get("max_position_embeddings", 0)))
-    content = {**found.config, "dtype": dtype, "max_position_embeddings": positions}
+    content = content_of(architecture, dtype)
+    content["max_position_embeddings"] = max(tokens, architecture.positions)
     shapes: dict[str, tuple[int, ...]] = {}
-    for variable in found.variables:
+    for variable in variables(architecture, maxtext.scan_layers):
         shapes |= variable.tensor_shapes
     model = Model(content, shapes, dtype, config.cache_bytes or 0)
     if config.cache_bytes is None:

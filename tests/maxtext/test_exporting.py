@@ -10,10 +10,15 @@ import pytest
 import tiny_models
 from rlax_maxtext.exporting import converter
 from rlax_orbax.store import OrbaxStore
+from rlax_vllm.model import model_of
+from rlax_vllm.options import VllmConfig
 from safetensors.numpy import load_file
 from tiny_loop import TINY, VOCAB, Recorder, train
 
 from maxtext_overrides.config.loading import load_to_check
+from maxtext_overrides.models.huggingface_config import architecture
+from maxtext_overrides.models.maxtext_keys import maxtext_keys, of_maxtext
+from maxtext_overrides.models.rules import variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
@@ -233,8 +238,7 @@ def _size(path: Path) -> int:
 
 def test_a_converted_version_is_what_is_exported(run: Run, tmp_path) -> None:
     source = find_source(f"{run.path}@1", None, ()).config
-    context = BuildContext.outside_run(source.section, source)
-    conversion = converter(context, load_to_check(source))
+    conversion = converter(load_to_check(source))
     arrays, tensors = run.recorder.weights[1], dict[str, np.ndarray]()
     (out := tmp_path / "converted").mkdir()
     conversion(arrays, out, tensors.__setitem__)
@@ -261,3 +265,48 @@ def test_a_converted_version_is_what_is_exported(run: Run, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^weights: lora: is in the weights, and not in the mod"):
         conversion({**arrays, "lora": np.zeros(2, np.float32)}, none, tensors.__setitem__)
     assert not list(none.iterdir())
+
+
+def test_adapters_are_added_to_a_converted_version(run: Run, tmp_path) -> None:
+    """What is written is what is written of W + alpha / rank A B, in the dtype of W."""
+    name, lora = "decoder.layers.mlp.wo.kernel", {"enable_lora": True, "lora_rank": 4}
+    lora |= {"lora_alpha": 8.0, "lora_module_path": "decoder/layers.*/mlp/wo"}
+    source = find_source(f"{run.path}@1", None, ()).config
+    adapted = find_source(f"{run.path}@1", None, (f"lora={json.dumps(lora)}",)).config
+    rng = np.random.default_rng(0)
+    arrays = {name: np.asarray(array) for name, array in run.recorder.weights[1].items()}
+    arrays[name] = arrays[name].astype(ml_dtypes.bfloat16)
+    a_ilr, b_rlo = (rng.normal(size=s).astype(np.float32) for s in ((64, 2, 4), (4, 2, 32)))
+    full = arrays[name] + 2 * np.einsum("ilr,rlo->ilo", a_ilr, b_rlo)
+    files = []
+    for config, given in (
+        (adapted, {**arrays, f"{name}_lora_a": a_ilr, f"{name}_lora_b": b_rlo}),
+        (source, {**arrays, name: full.astype(ml_dtypes.bfloat16)}),
+    ):
+        (out := tmp_path / str(len(files))).mkdir()
+        converter(load_to_check(config))(given, out, lambda name, tensor: None)
+        files.append(load_file(out / "model.safetensors"))
+    assert files[0].keys() == files[1].keys()
+    for tensor, array in files[0].items():
+        other = files[1][tensor]
+        assert array.dtype == other.dtype, tensor
+        if "down_proj" not in tensor:
+            np.testing.assert_array_equal(array, other)
+        else:  # the order of the sum may round the other way
+            np.testing.assert_allclose(*(t.astype(np.float32) for t in (array, other)), rtol=8e-3)
+    assert files[0]["model.layers.0.mlp.down_proj.weight"].dtype == ml_dtypes.bfloat16
+
+
+def test_vllm_starts_with_the_model_that_versions_are_written_of(tmp_path, monkeypatch) -> None:
+    """What divides the logits of a Gemma 2 is in its query kernel, whatever a file says."""
+    monkeypatch.chdir(tmp_path)
+    content = tiny_models.known("gemma2_other")["config"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = architecture(content, Path("config.json"))
+    assert content["query_pre_attn_scalar"] != found.head_dim
+    keys = {**maxtext_keys(found), "max_target_length": 16}
+    given = resolve(TINY, [f"{key}={json.dumps(value)}" for key, value in keys.items()])
+    model = model_of(VllmConfig(), BuildContext.outside_run(given.section, given))
+    assert model.content["query_pre_attn_scalar"] == found.head_dim
+    written = variables(of_maxtext(load_to_check(given)), True)
+    assert model.shapes == {n: s for one in written for n, s in one.tensor_shapes.items()}
