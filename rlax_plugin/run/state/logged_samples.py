@@ -56,6 +56,7 @@ class _Sample:
       where: its place in the log, for messages.
       logprobs: None: the log has none.
       text: the text that the log has of it; None: none.
+      demonstration: True if no policy sampled it; it then has no log-probs.
     """
 
     where: str
@@ -64,6 +65,7 @@ class _Sample:
     score: Score
     seed: int = 0
     text: str | None = None
+    demonstration: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,11 @@ def read_logged(
     else:
         logged, dropped = _of_run(path, section.rollouts.temperature if reads_behaviour else None)
     groups: list[ScoredGroup] = []
-    samples = kept = 0
+    samples = kept = shown = 0
     for number, one in enumerate(logged):
-        for sample in one.samples:
+        of_group = [s for s in one.samples if not (reads_behaviour and s.demonstration)]
+        shown += len(one.samples) - len(of_group)
+        for sample in of_group:
             _check(section, sampling, source, one.prompt, sample, vocabulary)
             if reads_behaviour and sample.logprobs is None:
                 reason = (
@@ -161,13 +165,15 @@ def read_logged(
                     f"({section.objective.preset}): use behaviour_cloning or awr"
                 )
                 raise ConfigError(LOGGED, path, reason)
-        some = _kept(section, one.samples)
+        some = _kept(section, of_group)
         samples, kept = samples + len(one.samples), kept + len(some)
         if some:
             groups.append(_scored(path, number, one.prompt, some, sampling, source))
         if len(some) > (size := section.rollouts.group_size):
             reason = f"must be at least {len(some)}, the samples of a group ({some[0].where})"
             raise ConfigError("rlax.rollouts.group_size", size, reason)
+    if shown:
+        dropped += f"; {shown} demonstrations, of which no policy gave the log-probs, are left out"
     if not groups:
         raise ConfigError(LOGGED, path, f"has no sample to train on, of {samples}{dropped}")
     prompts = checked_prompts([group.prompt for group in groups], "train", LOGGED, path)
@@ -322,9 +328,10 @@ def _of_group(path: str, group: ScoredGroup) -> _Group:
             raise _wrong(path, where, "tokens", f"has {len(turns)} turns, only one is supported")
         sampled = turns[0].sampled
         # That run may have trained on a log without log-probs itself.
-        logprobs = None if np.isnan(sampled.logprobs).all() else sampled.logprobs
+        unknown = episode.demonstration or np.isnan(sampled.logprobs).all()
+        logprobs = None if unknown else sampled.logprobs
         if sampled.finish is not None and isinstance(score, Score):  # else no reward judged it
-            rest = score, sampled.seed, episode.text
+            rest = score, sampled.seed, episode.text, episode.demonstration
             samples.append(_Sample(where, sampled.tokens, logprobs, *rest))
     return _Group(group.prompt, samples)
 

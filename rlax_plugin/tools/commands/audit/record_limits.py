@@ -105,7 +105,7 @@ def read_limits(files: RunFiles) -> Limits:
         sequences_per_row=batches.sequences_per_row,
         shared_prompts=batches.shared_prompts,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
-        guided=bool((section.get("objective") or {}).get("guidance")),
+        guided=(section.get("objective") or {}).get("guidance") is not None,
         temperature=temperature if isinstance(temperature, Schedule) else None,
         logged=bool(part(LoggedSamples, "logged_samples", "path").path),
         reward_weights=() if several else _weights(section.get("rewards") or []),

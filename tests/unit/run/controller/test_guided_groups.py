@@ -1,9 +1,12 @@
 """A demonstration in place of a sample: of which groups, how it is recorded, and who counts it."""
 
+import re
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from flow_harness import Harness, MixedOnly
+from flow_harness import Harness, MixedOnly, Source
+from objective_harness import slots_of
 from part_stubs import SourceStub
 from sections import section_with
 
@@ -14,18 +17,20 @@ from rlax_plugin.run.controller.guidance import Guide, check_answers
 from rlax_plugin.run.controller.screening import check_rewards
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
+from rlax_plugin.run.state.logged_samples import read_logged
 from rlax_plugin.tools.commands.audit import audit
 from rlax_plugin.training.objective.batches import GUIDED, build_arrays
 
 GUIDANCE = {"gamma": 0.1}
 
 
-def harness(directory, **more):
-    return Harness(directory, groups=1, filters=(MixedOnly(),), guidance=GUIDANCE, **more)
+def harness(directory, guidance=GUIDANCE, **more):
+    return Harness(directory, groups=1, filters=(MixedOnly(),), guidance=guidance, **more)
 
 
-async def test_the_last_sample_of_a_failed_group_becomes_the_right_answer(tmp_path):
-    run = harness(tmp_path)
+@pytest.mark.parametrize("guidance", [GUIDANCE, {}])
+async def test_the_last_sample_of_a_failed_group_becomes_the_right_answer(tmp_path, guidance):
+    run = harness(tmp_path, guidance)
     await run.begin()
     await run.answers.answer(0, 0, (0.0, 0.0), length=2)
     batch, _ = await run.flow.batch(1)
@@ -108,3 +113,33 @@ def test_a_config_is_refused_with_which_it_could_not_work():
     with pytest.raises(ConfigError, match="scores the samples of a group together"):
         check_rewards(section, Needs(group=True))
     check_rewards(section, Needs())
+
+
+@pytest.mark.parametrize(
+    ("preset", "kept", "note"),
+    [
+        ("aipo", [[0.0], [0.0, 1.0]], "on 3 of 4 .* groups; 1 demonstrations, .* are left out"),
+        ("awr", [[0.0, 1.0], [0.0, 1.0]], "on 4 of 4 logged samples in 2 groups;"),
+    ],
+)
+async def test_a_demonstration_in_a_log_has_no_log_probs_of_a_policy(tmp_path, preset, kept, note):
+    run = Harness(tmp_path, groups=2, guidance=GUIDANCE)
+    await run.begin()
+    await run.answers.answer(0, 0, (0.0, 0.0))
+    await run.answers.answer(1, 0, (0.0, 1.0))
+    await run.flow.batch(1)
+    await run.flow.commit()
+    logged = read_logged(
+        section_with(
+            rollouts={"group_size": 2, "max_new_tokens": 8},
+            logged_samples={"path": str(tmp_path)},
+            objective={"preset": preset},
+        ),
+        Source(),
+        slots_of(preset),
+        {"steps": 1},
+    )
+    assert [group.rewards.tolist() for group in logged.groups] == kept
+    assert re.search(note, logged.note)
+    if preset == "awr":  # log-probs of 0 would say that a policy was certain
+        assert np.isnan(list(logged.groups[0].sampled)[1].logprobs).all()
