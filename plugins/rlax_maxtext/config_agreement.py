@@ -43,11 +43,7 @@ def answered_prompts(context: BuildContext) -> PromptSource:
     """
     choice = context.section.prompt_source
     source: PromptSource = context.part("prompt_source", choice, "rlax.prompt_source")
-    answers = any(
-        getattr(type(source), name) is not getattr(PromptSource, name)
-        for name in ("answer_tokens", "answer_turns")
-    )
-    if source.pad_id is None or not answers:
+    if source.pad_id is None or not source.gives_answers:
         lacks = (
             f"prompt source {choice.name!r} gives no right answers to train on (it has no pad_id, "
             "or neither answer_tokens nor answer_turns)"

@@ -94,9 +94,8 @@ def answered(source: PromptSource, prompts: Sequence[Prompt], most: int) -> list
     """
     found = []
     for prompt in prompts:
-        lengths = [len(answer) for _, answer in _answer_turns(source, prompt)]
-        empty = not prompt.reference and max(lengths) <= 1  # the end token alone
-        if not empty and max(lengths) <= most:
+        turns = source.right_answer(prompt)
+        if turns and max(len(answer) for _, answer in turns) <= most:
             found.append(prompt)
     if not found:
         reason = f"must be false: no prompt has an answer of at most max_new_tokens = {most} tokens"

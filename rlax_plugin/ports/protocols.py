@@ -259,6 +259,18 @@ class PromptSource(ABC):
         """
         return [(np.zeros(0, np.int32), self.answer_tokens(prompt))]
 
+    @property
+    def gives_answers(self) -> bool:
+        """True if it has ``answer_tokens`` or ``answer_turns``."""
+        names = ("answer_tokens", "answer_turns")
+        return any(getattr(type(self), n) is not getattr(PromptSource, n) for n in names)
+
+    def right_answer(self, prompt: Prompt) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+        """``answer_turns``; () if there is no reference and each answer is at most an end token."""
+        turns = self.answer_turns(prompt)
+        empty = max((len(answer) for _, answer in turns), default=0) <= 1
+        return () if empty and not prompt.reference else turns
+
 
 @runtime_checkable
 class Reward(Protocol):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import EMPTY, Request, Score
+from rlax_plugin.base.tokens.defects import defect
+from rlax_plugin.base.types import EMPTY, Prompt, Request, Score
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.reward.pool import RewardPool
 from rlax_plugin.rollout.episodes.runner import ScoredEpisodes
 from rlax_plugin.rollout.fleet.requests import single_turn
+from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.controller.screening import Ended
 from rlax_plugin.run.metrics.step import StepStats
 from rlax_plugin.run.state.run_state import Open
@@ -22,20 +26,39 @@ from rlax_plugin.run.state.run_state import Open
 log = logging.getLogger("rlax.controller")
 
 
+_KEY = "rlax.prompt_source.name"
+
+
 def check_answers(section: RlaxSection, source: PromptSource) -> None:
     """Checks that the prompt source has right answers, if the config wants guidance.
 
     Raises:
-      ConfigError: it has none.
+      ConfigError: it has none, or none to a prompt of the split train.
+      PluginError: it failed.
     """
-    names = ("answer_tokens", "answer_turns")
-    answers = any(getattr(type(source), n) is not getattr(PromptSource, n) for n in names)
-    if section.objective.guidance is not None and not answers:
-        reason = (
-            "gives no right answers, which rlax.objective.guidance needs: it has neither "
-            "answer_tokens nor answer_turns"
-        )
-        raise ConfigError("rlax.prompt_source.name", section.prompt_source.name, reason)
+    if section.objective.guidance is None:
+        return
+    reason = "gives no right answers, which rlax.objective.guidance needs: "
+    if not source.gives_answers:
+        reason += "it has neither answer_tokens nor answer_turns"
+    elif not any(_right_answer(section, source, prompt) for prompt in source.prompts("train")):
+        reason += "no prompt of the split train has a reference, or more than an end token"
+    else:
+        return
+    raise ConfigError(_KEY, section.prompt_source.name, reason)
+
+
+def _right_answer(
+    section: RlaxSection, source: PromptSource, prompt: Prompt
+) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+    try:
+        found = source.right_answer(prompt)
+        cast = functools.partial(np.ndarray.astype, dtype=np.int32, casting="same_kind")
+        return [(given, cast(np.asarray(answer))) for given, answer in found]
+    except Exception as error:
+        where = f"{_KEY} = {section.prompt_source.name!r}"
+        why = f"has no answer to prompt {prompt.id} that can be used: {told(error)}"
+        raise PluginError(f"{where}: {one_line(why, 200)}") from error
 
 
 class Guide:
@@ -48,11 +71,12 @@ class Guide:
       ConfigError: see ``check_answers``.
     """
 
-    def __init__(self, section: RlaxSection, source: PromptSource, rewards: RewardPool):
-        self._source, self._rewards = source, rewards
+    def __init__(self, section: RlaxSection, generation: Generation):
+        self._section, self._source = section, generation.source
+        self._rewards, self._dispatcher = generation.rewards, generation.dispatcher
         self._threshold = section.curation.pass_threshold
         self._on, self._warned = section.objective.guidance is not None, False
-        check_answers(section, source)
+        check_answers(section, generation.source)
 
     async def guided(
         self,
@@ -68,18 +92,20 @@ class Guide:
           request: the one that the samples answer.
           ended: the reason the group has only its first samples.
           stats: counts demonstrations that are refused.
+
+        Raises:
+          PluginError: the prompt source failed.
         """
         totals = [score.total for score in scored.scores if isinstance(score, Score)]
         if not self._on or ended or len(totals) < len(scored.scores):
             return scored
         if max(totals) >= self._threshold:
             return scored
-        turns = self._source.answer_turns(asked.prompt)
-        tokens = np.asarray(turns[0][1], np.int32)
-        most = request.sampling.max_new_tokens
-        if len(turns) != 1 or not 0 < len(tokens) <= most:
-            self._refuse(asked, f"has {len(turns)} turns, the first of {len(tokens)} tokens", stats)
+        turns = _right_answer(self._section, self._source, asked.prompt)
+        if len(turns) != 1:
+            self._refuse(asked, f"has {len(turns)} turns" if turns else "is missing", stats)
             return scored
+        ((_, tokens),) = turns
         *others, last = scored.episodes
         oldest = min(int(s.versions.min()) for e in scored.episodes for s in e.sampled)
         answer = dataclasses.replace(
@@ -91,6 +117,10 @@ class Guide:
             workers=(),
             side=EMPTY,
         )
+        vocabulary, decode = self._dispatcher.vocabulary, self._source.decode
+        if why := defect([answer], request.sampling, vocabulary, decode=decode):
+            self._refuse(asked, why.removeprefix("sample 0 "), stats)
+            return scored
         (shown,) = single_turn(self._source, request.context, (answer,), last.index)
         (score,) = await self._rewards.score(asked.prompt, (shown,), step=asked.step)
         if not isinstance(score, Score) or score.total <= max(totals):

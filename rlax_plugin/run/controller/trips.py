@@ -70,7 +70,7 @@ class Trips:
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
         self._lengths = ExpectedLengths(section, len(history.run_state.rates))
-        self._guide = Guide(section, generation.source, generation.rewards)
+        self._guide = Guide(section, generation)
         self._oldest = 0  # version that can still train
         # Group -> the oldest version of its first samples, and the answer with its other samples.
         self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}

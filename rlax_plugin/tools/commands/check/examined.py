@@ -170,11 +170,11 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     environment = part("environment", section.environment, "rlax.environment")
     check_environment(section, environment)
     guided = section.objective.guidance is not None
-    if guided:
-        check_answers(section, part("prompt_source", section.prompt_source, "rlax.prompt_source"))
     if guided or section.curation.screening.pilots:
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
         check_rewards(section, needs_of(forms))
     found = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
+    if guided:
+        check_answers(section, part("prompt_source", section.prompt_source, "rlax.prompt_source"))
     return replace(config, checked=checked, prompts=found)

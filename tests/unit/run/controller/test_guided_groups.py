@@ -1,6 +1,9 @@
 """A demonstration in place of a sample: of which groups, how it is recorded, and who counts it."""
 
+import dataclasses
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,7 +13,7 @@ from objective_harness import slots_of
 from part_stubs import SourceStub
 from sections import section_with
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.base.types import group_of
 from rlax_plugin.reward.messages import Needs
 from rlax_plugin.run.controller.guidance import Guide, check_answers
@@ -22,6 +25,14 @@ from rlax_plugin.tools.commands.audit import audit
 from rlax_plugin.training.objective.batches import GUIDED, build_arrays
 
 GUIDANCE = {"gamma": 0.1}
+
+
+class NoReferences(Source):
+    def prompts(self, split):
+        return [dataclasses.replace(one, reference="") for one in super().prompts(split)]
+
+    def answer_tokens(self, prompt):
+        return np.array([1], np.int32)
 
 
 def harness(directory, guidance=GUIDANCE, **more):
@@ -77,6 +88,45 @@ async def test_an_answer_that_the_rewards_do_not_prefer_is_refused_and_counted(
     assert "not more than the failures" in caplog.text
 
 
+ONE = np.zeros(0, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("turns", "why"),
+    [
+        ([], "is missing"),
+        ([(ONE, [7, 1]), (ONE, [7, 1])], "has 2 turns"),
+        ([(ONE, [1])], "is missing"),  # without a reference the end alone answers nothing
+        ([(ONE, [7, 9, 1])], "has token id 9, which must be from 0 to 8"),
+        ([(ONE, [7, 7])], "ended by 'stop' with token 7; stop ids are [1]"),
+        ([(ONE, [7, 1, 7, 1])], "has stop id 1 and did not end with it"),
+        ([(ONE, [7] * 16 + [1])], "has 17 tokens, 16 were asked for"),
+    ],
+)
+async def test_an_answer_that_could_not_have_been_sampled_is_refused(
+    tmp_path, monkeypatch, caplog, turns, why
+):
+    run = harness(tmp_path)
+    monkeypatch.setattr(Source, "answer_turns", lambda self, prompt: turns)
+    prompts = [dataclasses.replace(one, reference="") for one in Source().prompts("train")]
+    run.run_state.prompts = prompts
+    run.answers.vocabulary = 9
+    await run.begin()
+    await run.answers.answer(0, 0, (0.0, 0.0))
+    stats = run.flow._history.stats
+    assert stats.guidance_refused == 1 and why in caplog.text
+    assert not any(one.demonstration for one in group_of(stats.scored[0]).episodes)
+
+
+async def test_a_prompt_source_that_fails_is_named(tmp_path, monkeypatch):
+    run = harness(tmp_path)
+    monkeypatch.setattr(Source, "answer_tokens", lambda self, prompt: np.array([7.5, 1]))
+    await run.begin()
+    await run.answers.answer(0, 0, (0.0, 0.0))
+    with pytest.raises(PluginError, match=r"rlax\.prompt_source\.name = 'x': .*Cannot cast"):
+        await run.flow.batch(1)
+
+
 @pytest.mark.parametrize("rewards", [(0.0, 1.0), (1.0, 1.0), (None, 0.0)])
 async def test_groups_that_did_not_fail_as_a_whole_stay_as_they_are(tmp_path, rewards):
     run = harness(tmp_path)
@@ -103,12 +153,12 @@ async def test_the_audit_finds_a_demonstration_that_the_config_does_not_allow(tm
 
 def test_a_config_is_refused_with_which_it_could_not_work():
     section = section_with(objective={"guidance": GUIDANCE})
-    for check in (
-        lambda: check_answers(section, SourceStub()),
-        lambda: Guide(section, SourceStub(), None),
-    ):
-        with pytest.raises(ConfigError, match="gives no right answers"):
-            check()
+    with pytest.raises(ConfigError, match="gives no right answers"):
+        check_answers(section, SourceStub())
+    made: Any = SimpleNamespace(source=NoReferences(), rewards=None, dispatcher=None)
+    with pytest.raises(ConfigError, match="no prompt of the split train has a reference"):
+        Guide(section, made)
+    check_answers(section, Source())
     check_answers(section_with(), SourceStub())
     with pytest.raises(ConfigError, match="scores the samples of a group together"):
         check_rewards(section, Needs(group=True))
