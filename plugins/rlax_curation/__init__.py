@@ -14,7 +14,7 @@ from rlax_curation.filters import (
 from rlax_curation.greso import Greso, GresoConfig
 from rlax_curation.learnability import Learnability, LearnabilityConfig
 from rlax_curation.shuffled import Shuffled, ShuffledConfig
-from rlax_plugin.api import BuildContext, Extension, hookimpl
+from rlax_plugin.api import BuildContext, ConfigError, Extension, hookimpl
 
 __all__ = [
     "BandConfig",
@@ -48,10 +48,18 @@ def rlax_register_sampler() -> dict[str, Extension]:
 def rlax_register_filter() -> dict[str, Extension]:
     return {
         "mixed_outcome": Extension(MixedOutcomeConfig, lambda config, context: MixedOutcome()),
-        "difficulty_band": Extension(BandConfig, _difficulty_band),
+        "difficulty_band": Extension(BandConfig, _difficulty_band, check_start=_check_band),
         "truncated": Extension(TruncatedConfig, lambda config, context: Truncated(config)),
     }
 
 
 def _difficulty_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
     return DifficultyBand(config, context.section.curation.pass_threshold)
+
+
+def _check_band(config: BandConfig, context: BuildContext) -> None:
+    if context.section.objective.guidance is not None and config.low > 0:
+        names = [choice.plain_name for choice in context.section.curation.filters]
+        key = f"rlax.curation.filters.{names.index('difficulty_band')}.low"
+        reason = "must be 0 with rlax.objective.guidance, as no sample of a guided group passes"
+        raise ConfigError(key, config.low, reason)

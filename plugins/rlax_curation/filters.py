@@ -41,7 +41,9 @@ class BandConfig(Section):
     """
 
     low: Rate = Field(
-        default=0.2, description="smallest share of passing samples in an accepted group"
+        default=0.2,
+        description="smallest share of passing samples in an accepted group; must be 0 with "
+        "rlax.objective.guidance, which replaces a sample only where none passes",
     )
     high: Rate = Field(
         default=0.8, description="largest share of passing samples in an accepted group"
@@ -61,7 +63,8 @@ class DifficultyBand(Filter):
         self._config, self._threshold = config, pass_threshold
 
     def reject(self, group: ScoredGroup) -> str | None:
-        rewards = group.rewards[~np.isnan(group.rewards)]
+        rewards = group.of_policy.rewards
+        rewards = rewards[~np.isnan(rewards)]
         rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
         if rate < self._config.low:
             return "too hard"

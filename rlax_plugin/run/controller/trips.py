@@ -116,9 +116,9 @@ class Trips:
         group = whole.key.group
         while True:
             try:
-                request, scored, ended = await self._in_phases(whole, asked)
+                request, own, ended = await self._in_phases(whole, asked)
                 stats = self._history.stats
-                scored = await self._guide.guided(asked, request, scored, ended, stats)
+                scored = await self._guide.guided(asked, request, own, ended, stats)
             except VoidTurns:
                 whole = self._again(whole)
                 continue
@@ -137,8 +137,10 @@ class Trips:
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
             temperature=request.sampling.temperature if self._scheduled else None,
         )
-        own = scored_group.of_policy.episodes
-        lengths = [len(next(episode.sampled).tokens) for episode in own]
+        if scored is not own:
+            as_sampled = dataclasses.replace(scored_group, episodes=own.episodes, scores=own.scores)
+            self._history.stats.as_sampled[group] = as_sampled
+        lengths = [len(next(episode.sampled).tokens) for episode in own.episodes]
         self._lengths.observe(asked.index, lengths)
         return scored_group, ended
 
@@ -260,15 +262,15 @@ class Trips:
 
     def _judge(self, group: ScoredGroup, ended: Ended | None) -> None:
         self._savings.observe(group.of_policy)
-        rewards = group.of_policy.rewards
-        valid = ~np.isnan(rewards)
+        # A demonstration stands for a sample that failed.
+        own, valid = group.of_policy.rewards, ~np.isnan(group.rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         reason = ended.reason if ended else next(reasons, None)
         rejected = reason if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
             key = Key("train", group.id)
             self._history.note(generated(key, group.attempt, tuple(group.sampled)))
-        passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
+        passed = int(np.sum(own >= self._section.curation.pass_threshold))
         given_up = ended.given_up if ended else ()
         saved = len(given_up), self._savings.tokens(given_up)
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)

@@ -38,6 +38,8 @@ class StepStats:
     """Events and times between two batches, from which the step's metrics are computed."""
 
     scored: list[Judged] = field(default_factory=list)
+    # Group -> it with the sample that a demonstration has replaced; none of an earlier process.
+    as_sampled: dict[int, ScoredGroup] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)  # endings of requests and groups
     dropped: int = 0
     cancelled: int = 0
@@ -131,7 +133,8 @@ def step_metrics(
       figures: the newest figures of each worker.
       schedules: dotted key -> schedule of each number of the config that changes.
     """
-    scored = [group_of(judged).of_policy for judged in done.stats.scored]
+    as_sampled = done.stats.as_sampled
+    scored = [as_sampled.get(g.id, g.of_policy) for g in map(group_of, done.stats.scored)]
     groups = done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
     lengths = [episode.tokens for g in scored for episode in g.episodes]

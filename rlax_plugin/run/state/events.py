@@ -88,7 +88,7 @@ class Scored:
 
     Attributes:
       passed: samples at or above the pass threshold.
-      scored: samples with a reward; the others' rewards failed.
+      scored: samples with a reward, replaced ones included; the others' rewards failed.
       rejected: reason why it will not train, such as ``Ending.NOT_NEEDED``; None: accepted.
       samples_saved, tokens_saved: see ``Dropped``; only for a group that is no longer needed.
     """

@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 import rlax_curation as curation
+from sections import section_with
 
+from rlax_plugin.api import BuildContext
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import ScoredGroup
 from rlax_plugin.testing import make_episode, make_group, make_sampled
@@ -56,3 +58,21 @@ def test_an_episode_that_was_cut_at_a_limit_counts_as_truncated():
     group = sampled_as([[5], [5]], "stop")
     cut = replace(group, episodes=tuple(replace(e, ended="cut") for e in group.episodes))
     assert curation.Truncated(curation.TruncatedConfig()).reject(cut) == "too many truncated"
+
+
+def test_the_band_counts_samples_of_the_policy_and_accepts_guided_groups_only_from_0():
+    band = curation.rlax_register_filter()["difficulty_band"]
+    context = BuildContext.outside_run(
+        section_with(
+            objective={"guidance": {}}, curation={"filters": [{"name": "difficulty_band"}]}
+        )
+    )
+    assert band.check_start is not None
+    with pytest.raises(ConfigError, match=r"filters\.0\.low = 0\.2: must be 0 with"):
+        band.check_start(curation.BandConfig(), context)
+    easy = curation.BandConfig(low=0, high=0.4)
+    band.check_start(easy, context)
+    group = make_group((0.0, 1.0))
+    shown = replace(group.episodes[1], demonstration=True)
+    guided = replace(group, episodes=(group.episodes[0], shown))
+    assert band.build(easy, context).reject(guided) is None

@@ -293,8 +293,6 @@ class Contents:
     def _judgement(self, group: ScoredGroup, rejected: str | None, one: Alive) -> str | None:
         event = one.scored
         assert event is not None
-        own = group.of_policy.rewards
-        rewards = own[~np.isnan(own)]
         said = {
             "reason for rejection": event.rejected,
             "rewards": event.scored,
@@ -302,8 +300,8 @@ class Contents:
         }
         found = {
             "reason for rejection": rejected,
-            "rewards": len(rewards),
-            "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
+            "rewards": int(np.sum(~np.isnan(group.rewards))),
+            "passed samples": int(np.sum(group.of_policy.rewards >= self._limits.pass_threshold)),
         }
         weights = [value_at(weight, one.step) for weight in self._limits.reward_weights]
         return _first_difference(said, found) or _wrong_total(group, weights)

@@ -18,6 +18,7 @@ from rlax_plugin.base.types import group_of
 from rlax_plugin.reward.messages import Needs
 from rlax_plugin.run.controller.guidance import Guide, check_answers
 from rlax_plugin.run.controller.screening import check_rewards
+from rlax_plugin.run.metrics.step import FinishedStep, step_metrics
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state import journal
 from rlax_plugin.run.state.logged_samples import read_logged
@@ -44,7 +45,7 @@ async def test_the_last_sample_of_a_failed_group_becomes_the_right_answer(tmp_pa
     run = harness(tmp_path, guidance)
     await run.begin()
     await run.answers.answer(0, 0, (0.0, 0.0), length=2)
-    batch, _ = await run.flow.batch(1)
+    batch, stats = await run.flow.batch(1)
     await run.flow.commit()
     (group,) = batch.groups
     own, shown = group.episodes
@@ -58,14 +59,18 @@ async def test_the_last_sample_of_a_failed_group_becomes_the_right_answer(tmp_pa
     arrays = build_arrays(batch, rows=2, length=4, guided=True)
     assert arrays[GUIDED].tolist() == [[0, 0, 0, 0], [1, 1, 1, 0]]
     assert arrays["rl_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
-    # The pass rate is the policy's own.
+    # The pass rate and the metrics are the policy's own, of all that it sampled.
     (scored,) = [
         event
         for segment in journal.read(run.files)
         for event in segment[0].events
         if isinstance(event, ev.Scored)
     ]
-    assert (scored.passed, scored.scored, scored.rejected) == (0, 1, None)
+    assert (scored.passed, scored.scored, scored.rejected) == (0, 2, None)
+    assert run.run_state.totals.reward_errors == 0
+    found = step_metrics(FinishedStep(batch, stats, {}), section_with(), workers=1, replaced=0)
+    assert (found["rollout/samples"], found["rollout/tokens"]) == (2, 4)
+    assert (found["length/issued_mean"], found["reward/mean"]) == (2, 0)
     report = audit(run.files)
     assert report.violation is None, report.violation
     (path,) = tmp_path.rglob("samples/**/*.parquet")
