@@ -21,7 +21,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer
-from rlax_plugin.run.start.run_directory import WEIGHT_KEYS
+from rlax_plugin.run.start.run_directory import first_weights
 
 OPTION = "--from"
 _RECORD = "descent.json"
@@ -69,10 +69,10 @@ def decide(
     known = recorded(files)
     if wanted is None:
         return known
-    for key in WEIGHT_KEYS:
-        if value := maxtext.get(key):
+    for key, path in first_weights(maxtext).items():
+        if path:
             reason = f"contradicts {OPTION} {wanted}: leave it out, or empty it with {key}="
-            raise ConfigError(key, value, reason)
+            raise ConfigError(key, path, reason)
     run, step = _parsed(wanted)
     if _place(run) == _place(files):
         reason = "is the new run itself: choose another run_name for the new run"

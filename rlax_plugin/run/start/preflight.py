@@ -26,8 +26,10 @@ from rlax_plugin.rpc.security.operator_certificate import OperatorIdentity
 from rlax_plugin.run.metrics.exporter import prometheus_token
 from rlax_plugin.run.start.prior import check_prior, kept_prior
 from rlax_plugin.run.start.run_directory import (
-    WEIGHT_KEYS,
+    BASE_KEY,
     check_same_run,
+    first_weights,
+    has_adapters,
     state_directory,
     weights_directory,
 )
@@ -215,7 +217,9 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
         "rlax.curation.only": section.curation.only,
     }
     if not goes_on:  # else training starts from its own checkpoint, wherever it began
-        read |= {key: str(maxtext.get(key) or "") for key in WEIGHT_KEYS}
+        read |= first_weights(maxtext)
+    if has_adapters(maxtext):  # checkpoints of adapters have no base
+        read[BASE_KEY] = str(maxtext.get(BASE_KEY) or "")
     for key, path in read.items():
         if path and (remote or "://" not in path):
             check_readable(key, path, deadline_s)

@@ -32,7 +32,22 @@ from rlax_plugin.run.start.holder import (
 )
 
 _SHOWN_DIFFERENCES = 4
-WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights
+BASE_KEY, _STATE_KEY = "load_parameters_path", "load_full_state_path"  # MaxText's
+_ADAPTERS = "lora_restore_path"
+
+
+def has_adapters(maxtext: Mapping[str, Any]) -> bool:
+    """True if a run trains adapters: ``load_parameters_path`` names their base, and no more."""
+    lora = maxtext.get("lora")
+    return isinstance(lora, Mapping) and bool(lora.get("enable_lora"))
+
+
+def first_weights(maxtext: Mapping[str, Any]) -> dict[str, str]:
+    """Returns MaxText's keys that name the weights that training starts from -> path or ''."""
+    found = {_STATE_KEY: str(maxtext.get(_STATE_KEY) or "")}
+    if has_adapters(maxtext):
+        return found | {f"lora.{_ADAPTERS}": str(maxtext["lora"].get(_ADAPTERS) or "")}
+    return {BASE_KEY: str(maxtext.get(BASE_KEY) or "")} | found
 
 
 def run_directory(maxtext: Mapping[str, Any]) -> str:
@@ -218,7 +233,7 @@ def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence
     new = next(new for n in itertools.count(2) if (new := f"{name}-{n}") not in taken)
     words = [word for word in argv if not word.startswith("run_name=")] + [f"run_name={new}"]
     # Weights come from one place only.
-    words += [f"{key}=" for key in WEIGHT_KEYS if config.get(key)]
+    words += [f"{key}=" for key, path in first_weights(config).items() if path]
     command = train_command([*words, "--from", files.url])
     return f". To train on from its weights under another name:\n  {command}"
 

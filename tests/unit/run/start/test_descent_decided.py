@@ -167,6 +167,15 @@ def test_other_weights_in_maxtexts_config_contradict_it(tmp_path: Path, key: str
     assert descent.decide(new, old.url, REGISTRY, SECTION, {key: None}) is not None
 
 
+def test_of_adapters_the_base_does_not_contradict_it(tmp_path: Path) -> None:
+    old, new = put_run(RunFiles(tmp_path / "old"), 5), RunFiles(tmp_path / "new")
+    keys = {"load_parameters_path": "/base", "lora": {"enable_lora": True}}
+    assert descent.decide(new, old.url, REGISTRY, SECTION, keys) is not None
+    keys["lora"] = {"enable_lora": True, "lora_restore_path": "/adapters"}
+    with pytest.raises(ConfigError, match=r"^lora\.lora_restore_path = '/adapters': contradicts"):
+        descent.decide(new, old.url, REGISTRY, SECTION, keys)
+
+
 def test_maxtexts_trainer_loads_the_other_runs_parameters(tmp_path: Path) -> None:
     (tmp_path / "old/checkpoints/4/items").mkdir(parents=True)
     origin = Descent(str(tmp_path / "old"), 5, "4")
@@ -195,6 +204,11 @@ def test_the_command_that_goes_on_leaves_other_weights_out(tmp_path: Path) -> No
         "rlax train 'my config.yml' learning_rate=2 run_name=mine-2 load_parameters_path= "
         f"--from {tmp_path}/runs/mine"
     )
+    config["lora"] = {"enable_lora": True, "lora_restore_path": "/adapters"}
+    with pytest.raises(
+        ConfigError, match=r"mine-2 lora\.lora_restore_path= --from"
+    ):  # with its base
+        check_same_run(files, "xyz", config, argv)
     files.delete("checkpoints")
     files.put("journal/1.json", b"")
     with pytest.raises(ConfigError) as rejected:

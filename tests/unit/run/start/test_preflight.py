@@ -218,3 +218,15 @@ def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> No
             check_places(section, given | {key: f"{tmp_path}/gone"})
     (tmp_path / "runs/r/checkpoints/3").mkdir(parents=True)
     check_places(section, given | {"load_parameters_path": f"{tmp_path}/gone"})
+
+
+def test_a_run_of_adapters_needs_its_base_whenever_it_starts(tmp_path: Path) -> None:
+    section, _ = load_section(TESTING)
+    given = {"run_name": "r", "base_output_directory": str(tmp_path / "runs")}
+    restored = given | {"lora": {"enable_lora": True, "lora_restore_path": f"{tmp_path}/gone"}}
+    with pytest.raises(ConfigError, match=r"^lora\.lora_restore_path = '.*/gone': does not exist$"):
+        check_places(section, restored)
+    (tmp_path / "runs/r/checkpoints/3").mkdir(parents=True)
+    check_places(section, restored)
+    with pytest.raises(ConfigError, match=r"^load_parameters_path = '.*/gone': does not exist$"):
+        check_places(section, restored | {"load_parameters_path": f"{tmp_path}/gone"})
