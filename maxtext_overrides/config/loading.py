@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,22 @@ from rlax_plugin.config.yaml_values import dumped
 OVERRIDES = BY_MODULE["maxtext_overrides/config/loading.py"]
 
 
+_PATHS = ("base_output_directory", "load_parameters_path", "load_full_state_path")
+
+
+def absolute(path: str) -> str:
+    """Returns an absolute path; a URL and an empty path stay.
+
+    Orbax wants absolute paths and says so only when the first checkpoint is written.
+    """
+    return path if not path or "://" in path else os.path.abspath(path)
+
+
+def _with_absolute(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    paths = {key: absolute(p) for key in keys if isinstance(p := values.get(key), str)}
+    return {**values, **paths}
+
+
 class CheckedMaxTextConfig(MaxTextConfig):
     """MaxText's config class, which also rejects values that RL cannot train with."""
 
@@ -44,13 +60,10 @@ class CheckedMaxTextConfig(MaxTextConfig):
             return values
         if rejected := list(rejections(values)):
             raise errors.together(rejected)
-        # Orbax wants absolute paths and says so only when the first checkpoint is written.
-        paths = {
-            key: os.path.abspath(path)
-            for key in ("base_output_directory", "load_parameters_path", "load_full_state_path")
-            if isinstance(path := values.get(key), str) and path and "://" not in path
-        }
-        return {**values, **paths}
+        found = _with_absolute(values, _PATHS)
+        if isinstance(lora := values.get("lora"), Mapping):
+            found["lora"] = _with_absolute(lora, ("lora_restore_path",))
+        return found
 
     @model_validator(mode="wrap")
     @classmethod

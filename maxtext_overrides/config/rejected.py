@@ -73,6 +73,8 @@ _REJECTED_ADAPTED: tuple[_Rejection, ...] = (
     ("quantization", bool, "must be empty with lora.enable_lora"),
     ("use_qwix_quantization", bool, "must be false with lora.enable_lora"),
     ("lora_input_adapters_path", bool, "must be empty with lora.enable_lora"),
+    ("routed_bias_update_rate", _above(0), "must be 0 with lora.enable_lora: it changes the base"),
+    ("use_qk_clip", bool, "must be false with lora.enable_lora: it changes the base"),
     ("ici_pipeline_parallelism", _above(1), "must be 1 with lora.enable_lora"),
     ("dcn_pipeline_parallelism", _above(1), "must be 1 with lora.enable_lora"),
     ("parameter_memory_host_offload", bool, "must be false with lora.enable_lora"),

@@ -467,7 +467,7 @@ class MaxTextTrainer(Trainer):
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``Trainer``: MaxText's loop restores it, with no step left to train."""
         port.waits(_IMPORTING, _IMPORT_S)
-        from maxtext_overrides.config.loading import initialize
+        from maxtext_overrides.config.loading import absolute, initialize
         from maxtext_overrides.trainer.checkpoints import items
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
@@ -494,5 +494,5 @@ class MaxTextTrainer(Trainer):
             events,
             arrays=ARRAYS,
             objective=make_loss(slots),
-            base=str(given.maxtext.get("load_parameters_path") or ""),
+            base=absolute(str(given.maxtext.get("load_parameters_path") or "")),
         )

@@ -111,6 +111,15 @@ def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_pat
             "lora.enable_lora=true lora.lora_alpha=8",
             "lora.lora_rank = 0: must be above 0 with lora.enable_lora",
         ),
+        (
+            "lora.enable_lora=true lora.lora_rank=4 lora.lora_alpha=8 routed_bias=true "
+            "routed_bias_update_rate=0.001",
+            "routed_bias_update_rate = 0.001: must be 0 with lora.enable_lora",
+        ),
+        (
+            "lora.enable_lora=true lora.lora_rank=4 lora.lora_alpha=8 use_qk_clip=true",
+            "use_qk_clip = True: must be false with lora.enable_lora",
+        ),
         ("lora.lora_rank=4", "lora.lora_rank = 4: has no effect unless lora.enable_lora is true"),
         (
             "lora.enable_lora=true lora.lora_rank=4 lora.lora_alpha=8 lora.lora_weight_qtype=nf4",

@@ -41,6 +41,9 @@ def test_relative_directories_become_absolute_and_buckets_stay(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     config = rlax_config.load(resolve(TINY, ["base_output_directory=runs"]))
     assert config.checkpoint_dir == f"{tmp_path}/runs/tiny/checkpoints/"
+    adapters = "lora={enable_lora: true, lora_rank: 1, lora_alpha: 1, lora_restore_path: a/items}"
+    config = rlax_config.load(resolve(TINY, [adapters]))
+    assert config.lora.lora_restore_path == f"{tmp_path}/a/items"
     config = rlax_config.load(resolve(TINY, ["base_output_directory=gs://bucket/runs"]))
     assert config.checkpoint_dir == "gs://bucket/runs/tiny/checkpoints/"
 

@@ -53,6 +53,15 @@ def model_of(loop, choice=POLICY, *argv):
     return MaxTextValueModel(critic_config(given, choice.keys, choice.keys_key), loop, choice)
 
 
+def test_a_critic_of_a_policy_with_adapters_has_none():
+    lora = "lora={enable_lora: true, lora_rank: 2, lora_alpha: 2, lora_module_path: decoder/.*wo"
+    given = resolve(
+        TINY, ["base_output_directory=unused", f"{lora}, lora_restore_path: /a/items}}"]
+    )
+    config = critic_config(given, {}, "keys")
+    assert not config.lora.enable_lora and config.lora.lora_restore_path == ""
+
+
 def gradients(before, after):
     """Returns the arrays that the steps of ``TELLING`` report, by name."""
     flat = [

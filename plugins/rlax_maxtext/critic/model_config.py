@@ -13,7 +13,13 @@ from rlax_plugin.api import ConfigError, ResolvedConfig
 _SHARED = ("vocab_size", "max_target_length", "mesh_axes")
 # It has no output layer, and nothing predicts tokens.
 _NO_OUTPUT = {"num_vocab_tiling": 1, "mtp_num_layers": 0}
-_NO_ADAPTERS = {"enable_lora": False, "lora_rank": 0, "lora_alpha": 0.0, "lora_module_path": ""}
+_NO_ADAPTERS = {
+    "enable_lora": False,
+    "lora_rank": 0,
+    "lora_alpha": 0.0,
+    "lora_module_path": "",
+    "lora_restore_path": "",
+}
 
 
 def critic_config(
