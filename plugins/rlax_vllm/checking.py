@@ -81,7 +81,7 @@ def _check_argument(name: str, value: Argument) -> None:
     key = f"{_KEY}.arguments.{name}"
     if not re.fullmatch(r"[a-z][a-z0-9-]+(\.[\w.]+)?", name):
         raise ConfigError(key, value, "is no name as vLLM writes it, such as max-num-seqs")
-    plain = name.removeprefix("no-")
+    plain = name.partition(".")[0].removeprefix("no-")
     if own := next((own for own in OWN if own.startswith(plain)), None):
         raise ConfigError(key, value, f"{own} is set by this plug-in: leave it out")
     if name.startswith("data-parallel"):  # only the first of its engines answers about weights

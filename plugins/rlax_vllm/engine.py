@@ -445,7 +445,10 @@ class VllmEngine(RolloutEngine):
         wanted = {n: [list(spec.shape), spec.dtype] for n, spec in version.tensors.items()}
         if self._discarding is not None:
             await asyncio.shield(self._discarding)
-        await self._server.call("rlax_stage", ticket, files, wanted)
+        said = await self._server.call("rlax_stage", ticket, files, wanted)
+        if self._applied is not _NONE and said.get("applied") != self._applied.label:
+            what = "a server serves one worker (rlax.rollouts.engine.url)"
+            raise WorkerError(f"another worker has switched the weights of vLLM's server: {what}")
         # Each of vLLM's workers reads the version, in its own time.
         staged = await self._server.answers("rlax_staged", ticket)
         while not all(said.get("done") for said in staged):

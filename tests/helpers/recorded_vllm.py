@@ -107,6 +107,7 @@ class RecordedVllm:
             self._errors[ticket] = {"done": True, "error": str(error), "unreadable": False}
         except OSError as error:
             self._errors[ticket] = {"done": True, "error": str(error), "unreadable": True}
+        return {"applied": self._used or ""}
 
     def rlax_staged(self, ticket):
         fine = {"done": True, "error": "", "unreadable": False}

@@ -100,10 +100,12 @@ class Extension:
     def rlax_stage(self, ticket, files, wanted):
         """Begins to read a version; wanted: tensor name -> [shape, dtype].
 
-        The version in use has been proved, so the one before it is forgotten.
+        The version in use has been proved, so the one before it is forgotten. Answers which is in
+        use: "" if none is.
         """
         self._rlax_before = None
         self._rlax_staging = _Staging(ticket, files, wanted)
+        return {"applied": self._rlax_used.ticket if self._rlax_used else ""}
 
     def rlax_staged(self, ticket):
         """How far that is: done, error, and then name -> fingerprint."""

@@ -298,6 +298,17 @@ async def test_each_of_vllms_workers_stages_in_its_own_time(tmp_path: Path) -> N
             await take_version(engine, version(tmp_path, 4))
 
 
+async def test_a_server_that_another_worker_has_taken_over_is_an_error(tmp_path: Path) -> None:
+    async with engine_with(tmp_path) as (first, _):
+        second = recorded_vllm.make_engine(tmp_path)
+        await take_version(second, version(tmp_path, 1))  # as one that replaces the first
+        with pytest.raises(WorkerError, match="another worker has switched the weights"):
+            await take_version(first, version(tmp_path, 2))
+        await take_version(second, version(tmp_path, 2))
+        assert second.version == 2
+        second.close()
+
+
 @pytest.mark.parametrize("fault", ["no tokens", "only the end"])
 async def test_greedy_decoding_is_checked_as_samples_are(fault: str, tmp_path: Path) -> None:
     async with engine_with(tmp_path, batch_s=2.0) as (engine, server):

@@ -118,6 +118,7 @@ def test_what_the_engine_cannot_do_is_refused(
         ("max-num-seqs", "max-num-seqs is set"),
         ("max-num-se", "max-num-seqs is set"),  # which argparse completes
         ("no-enable-scale-out", "enable-scale-out is set"),
+        ("dtype.x", "dtype is set"),
         ("max_num_seqs", "no name as vLLM writes it"),
         ("-O", "no name as vLLM writes it"),
         ("seed=1 --x", "no name as vLLM writes it"),
