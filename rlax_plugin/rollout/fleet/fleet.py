@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from rlax_plugin.base.concurrency.clock import Clock
 from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import NATIVE
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.fleet.capabilities import Needs, of_proto
@@ -309,7 +310,9 @@ class Fleet(rpc.FleetServicer):
             # Neither one that was lost often nor a slow one, although these are often idle: the
             # evaluation would take as much longer.
             lost = self.losses.count
-            min(others, key=lambda w: (lost(w.name), *_burden(w))).keep = self._pin
+            # The pinned version may not have been converted, and is not any more.
+            native = [w for w in others if w.capabilities.weights_format == NATIVE]
+            min(native or others, key=lambda w: (lost(w.name), *_burden(w))).keep = self._pin
         elif keeping and self.training and all(w.rests for w in others) and keeping[0].ready:
             keeping[0].keep = -1  # its open groups are issued again; it registers anew, and trains
             self.lose(keeping[0], "training needs it: no other worker is ready")

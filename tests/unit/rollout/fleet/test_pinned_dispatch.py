@@ -1,6 +1,7 @@
 """A worker that keeps one version: who is appointed, what it is asked, and what it may answer."""
 
 import asyncio
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -8,6 +9,7 @@ from dispatching import answer, exactly, failing, join, make, request
 from waiting import eventually, turns
 
 from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.types import SAFETENSORS
 from rlax_plugin.rollout.fleet.dispatch import MAX_FAILURES
 from rlax_plugin.rollout.fleet.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -157,3 +159,18 @@ async def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(
     await dispatcher.close()
     with pytest.raises(asyncio.CancelledError):  # it was issued again
         await exact
+
+
+async def test_a_worker_that_reads_converted_versions_keeps_one_only_if_all_do():
+    """Of the pinned version there may be no converted part."""
+    fleet, dispatcher, _ = make()
+    for name in "abc":
+        await join(fleet, name, answer)
+        if name != "b":
+            has = fleet.workers[name].capabilities
+            fleet.workers[name].capabilities = replace(has, weights_format=SAFETENSORS)
+    fleet.pin(PINNED)
+    assert [w.name for w in fleet.workers.values() if w.keep == PINNED] == ["b"]
+    fleet.lose(fleet.workers["b"], "killed")
+    assert [w.name for w in fleet.workers.values() if w.keep == PINNED] == ["a"]
+    await dispatcher.close()
