@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import TensorSpec, WeightVersion
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Conversion
@@ -50,18 +49,16 @@ class Converter:
 
         Args:
           arrays: its variables; None: they are read from its files.
+          path: the directory.
 
         Returns:
           Tensor name -> what was written.
 
         Raises:
-          ConfigError: the model cannot be converted, or the path is on an object store.
+          ConfigError: the model cannot be converted.
           WeightsError: the files cannot be read, or are damaged.
           OSError: the directory cannot be written.
         """
-        if "://" in path:
-            reason = "is no directory, and converted weights are written to directories only"
-            raise ConfigError("rlax.weights.path", path, reason)
         conversion = self._conversion = self._conversion or self._make()
         tensors: dict[str, TensorSpec] = {}
 

@@ -40,7 +40,7 @@ from rlax_plugin.run.hosts.leading import Leader
 from rlax_plugin.run.metrics.exporter import PrometheusTracker
 from rlax_plugin.run.metrics.file import MetricsFile
 from rlax_plugin.run.metrics.spans import SpansFile
-from rlax_plugin.run.start.conversions import converts_for
+from rlax_plugin.run.start.conversions import cannot_convert, converts_for
 from rlax_plugin.run.start.generation_start import GenerationStart
 from rlax_plugin.run.start.leading import record_start
 from rlax_plugin.run.start.observed import ObservedRun
@@ -252,7 +252,9 @@ class _Assembly:
             return {SAFETENSORS: f"trainer {name} does not declare converts_versions"}
         if leader is not None:
             return {SAFETENSORS: "a trainer of several hosts does not convert weights"}
-        return {}
+        key = "rlax.weights.path" if self._section.weights.path else "base_output_directory"
+        reason = cannot_convert(self._weights_directory, key)
+        return {SAFETENSORS: reason} if reason else {}
 
     def _leader(self) -> Leader | None:
         s, place = self._section, self._builder.context.hosts

@@ -29,6 +29,18 @@ def converts_for(
     fleet.listeners.append(_Readers(fleet, publisher, converter))
 
 
+def cannot_convert(directory: str, key: str) -> str:
+    """Returns the reason why versions in a directory cannot be converted; empty: there is none.
+
+    Args:
+      key: what has set the directory, for the reason.
+    """
+    if "://" not in directory:
+        return ""
+    where = f"{key} puts them on an object store, {directory}"
+    return f"{where}, but converted weights are written to directories only"
+
+
 class _Readers(FleetListener):
     """Knows whether there are workers that read converted versions."""
 

@@ -14,7 +14,6 @@ from rlax_plugin.base.errors import ConfigError, DeadlineError
 from rlax_plugin.base.types import BASE, SAFETENSORS, WeightVersion
 from rlax_plugin.ports.training import Conversion, NewWeights
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.builders import make_version
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.weights.converting import Converter
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
@@ -224,9 +223,3 @@ def test_a_model_that_cannot_be_converted_is_said_and_ends_nothing(run: Run) -> 
     wait_until(lambda: run.refused, "it is said")
     assert run.refused == ["decoder_block = 'gpt3': has no counterpart"]
     assert run.server.converted == []
-
-
-def test_an_object_store_is_refused(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"^rlax.weights.path = 'gs://b/1': is no directory"):
-        run.converter.write(make_version(), ARRAYS, "gs://b/1")
-    assert run.made == 0

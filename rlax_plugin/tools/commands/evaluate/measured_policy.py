@@ -24,6 +24,7 @@ from rlax_plugin.base.errors import ConfigError, PluginError, RlaxError, Trainin
 from rlax_plugin.base.files.run_files import CONFIG, RunFiles
 from rlax_plugin.base.liveness.activity import ends_at
 from rlax_plugin.base.text.terminal import quiet
+from rlax_plugin.base.types import SAFETENSORS
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.data.prompts.of_run import Part, RunPrompts
@@ -31,7 +32,7 @@ from rlax_plugin.ports.training import Conversion, Decision, NewWeights, Trainer
 from rlax_plugin.reward.functions.copies import kept_functions
 from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.display.waiting import Waiting, WaitingDisplay
-from rlax_plugin.run.start.conversions import converts_for
+from rlax_plugin.run.start.conversions import cannot_convert, converts_for
 from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.run.start.signals import Signals
@@ -295,10 +296,11 @@ class Policy:
         if target is not None:
             run, own = target.run, f"evaluation/{own}"
         here = str(self._directory) if run.is_local else run.location(own)
+        directory = f"{here}/weights"
         publisher = Publisher(
             loop=running.thread.loop,
             write=by_one_host(self._store),
-            directory=f"{here}/weights",
+            directory=directory,
             announcer=session,
             failures=running.supervision,
             deadline_s=self.section.deadlines.weights_s,
@@ -308,6 +310,9 @@ class Policy:
         if not run.is_local:
             running.closing.part().callback(run.delete, own)
         fleet, convert = session.generation.fleet, self._conversion
+        key = "base_output_directory" if target is None else "the run"
+        if reason := cannot_convert(directory, key):
+            running.thread.loop.call_soon_threadsafe(fleet.unmakes, SAFETENSORS, reason)
         converts_for(fleet, convert, self._store, publisher)
         return publisher
 
