@@ -184,6 +184,7 @@ class Publisher:
         self._newest: dict[str, VersionPart] = {}  # parts of the last version, by name
         self._announced: WeightVersion | None = None  # that is on disk; the publisher's thread's
         self._late_conversion: Future[None] | None = None
+        self._damaged: tuple[str, ...] = ()  # paths of a version whose files could not be converted
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
         self._to_write = set[int]()  # the versions that must be on disk whoever reads
         self.last_s, self.last_bytes = 0.0, 0
@@ -269,6 +270,8 @@ class Publisher:
         newest, late = self._announced, self._late_conversion
         if newest is None or newest.converted or (late is not None and not late.done()):
             return
+        if newest.paths == self._damaged:
+            return
         self._late_conversion = self._worker.submit(self._run_late_conversion)
         self._late_conversion.add_done_callback(self._ended)
 
@@ -299,6 +302,15 @@ class Publisher:
             path, took_s = self._save(number, part, write)
         except ConfigError as error:
             self._loop.call_soon_threadsafe(converter.refuse, str(error))
+            return
+        except WeightsError as error:  # workers that read these files find it, too
+            if arrays is not None:  # it is not of files
+                raise
+            self._damaged = version.paths
+            where = ", ".join(version.paths)
+            log.error(
+                "version %d is not converted, its files are wrong: %s (%s)", number, error, where
+            )
             return
         # The time is that of a whole version, however little of it was written before.
         size = sum(part.nbytes for part in version.parts)

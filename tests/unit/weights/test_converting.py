@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,20 @@ def test_parts_that_have_not_changed_are_read_from_their_files(run: Run) -> None
     # A conversion writes all of a version, whatever of it is new.
     wait_until(lambda: len(run.written.sizes) == 5, "the loop has heard of all")
     assert run.written.sizes == [16, 12, 28, 12, 28]
+
+
+def test_files_that_are_damaged_are_not_converted_and_end_nothing(run: Run, caplog) -> None:
+    run.publish(weights(7))
+    (part,) = run.server.versions[0].parts
+    shutil.rmtree(part.path)
+    NpzStore().save(part.path, {"w": ARRAYS["w"] + 1})
+    for _ in range(2):
+        run.ask()
+        wait_until(lambda: "version 7 is not converted" in caplog.text, "it is said")
+    assert part.path in caplog.text
+    run.publish(weights(8))
+    wait_until(lambda: run.gained == [8], "the next version is converted")
+    assert caplog.text.count("not converted") == 1
 
 
 class Slow:
