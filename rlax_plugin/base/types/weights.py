@@ -169,8 +169,8 @@ class WeightVersion:
         (``Capabilities.weights_format``). They may come later than the version.
 
     Raises:
-      ValueError: there are no parts or too many, or two share their name, path or a variable; or a
-        converted part is ``native``.
+      ValueError: there are no parts or too many, or two share their name or path, or a variable in
+        one format; or a converted part is ``native``.
     """
 
     version: int
@@ -184,20 +184,19 @@ class WeightVersion:
         if not self.parts or len(every) > MOST_PARTS:
             raise ValueError(f"a version has {len(every)} parts, not 1 to {MOST_PARTS}")
         names = [part.name for part in every]
-        variables = sum(len(part.tensors) for part in self.parts)
         if not len(names) == len(set(names)) == len(set(self.all_paths)):
             raise ValueError(f"parts {', '.join(names)} share a name or a path")
-        if variables != len(self.tensors):
-            raise ValueError(f"parts {', '.join(names)} share variables")
+        formats = {part.format for part in self.converted}
+        alike = [[part for part in self.converted if part.format == name] for name in formats]
+        for parts in (self.parts, *alike):
+            variables = itertools.chain.from_iterable(part.tensors for part in parts)
+            if len(set(variables)) != sum(len(part.tensors) for part in parts):
+                raise ValueError(f"parts {', '.join(part.name for part in parts)} share variables")
         if any(part.format == NATIVE for part in self.converted):
             raise ValueError(f"of parts {', '.join(names)} a converted one is {NATIVE}")
 
     def of_format(self, name: str) -> WeightVersion | None:
-        """The version as an engine that reads this format is given it; None: it lacks the format.
-
-        Raises:
-          ValueError: two of its parts share a variable.
-        """
+        """The version as an engine that reads this format is given it; None: it lacks it."""
         parts = self.parts
         if name != NATIVE:
             parts = tuple(part for part in self.converted if part.format == name)

@@ -59,6 +59,17 @@ def test_converted_parts_that_cannot_be_are_rejected(part: VersionPart, message:
         replace(native(3), converted=(part,))
 
 
+def test_converted_parts_of_one_format_share_no_variable() -> None:
+    (part,) = converted(3).converted
+    second = replace(part, name="second", path="/w/second")
+    with pytest.raises(ValueError, match="parts huggingface, second share variables"):
+        replace(native(3), converted=(part, second))
+    assert replace(native(3), converted=(part, replace(second, format="other"))).converted
+    (base,) = native(3).parts
+    same = replace(part, tensors=base.tensors)  # a format may have the trainer's names
+    assert replace(native(3), converted=(same,)).of_format(SAFETENSORS).tensors == base.tensors
+
+
 def test_a_version_without_the_format_cannot_be_leased_in_it() -> None:
     versions = table(keep=3)
     versions.publish(converted(1))
