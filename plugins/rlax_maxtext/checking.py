@@ -58,14 +58,14 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         config = load_to_check(given)
         check_shapes(config, section)
         slots = resolve(section, context.part)
-        if config.gradient_accumulation_steps > 1 and own_terms(slots):
+        added = options.demonstrations.added_rows
+        if config.gradient_accumulation_steps > 1 and (own_terms(slots) or added):
             check_weight_is_known(slots)
-        rows = section.batch_rows + options.demonstrations.added_rows
+        rows = section.batch_rows + added
         devices = _devices(config, section, rows)
         from maxtext_overrides.config import memory
 
-        whole_rows = bool(options.demonstrations.added_rows)
-        needed = memory.of_training(config, section.weights.rounded, whole_rows)
+        needed = memory.of_training(config, section.weights.rounded, whole_rows=bool(added))
         ignored = list(_check_first_weights(config, needed))
     warm = options.warm_start
     if warm.enabled:

@@ -57,19 +57,24 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         assert result.stderr.count("\n") == 1
 
 
-def test_check_rejects_a_weight_that_micro_batches_do_not_know() -> None:
+def test_check_rejects_a_weight_that_micro_batches_do_not_know(tmp_path: Path) -> None:
     """A training would end at its first step, with the same sentence."""
     kept = "rlax.objective={preset: skyrl/grpo, aggregation: {count: kept}}"
     whole = rlax("check", MAXTEXT, kept)
     assert whole.exit_code == 0, whole.stderr
-    halves = rlax(
-        "check", MAXTEXT, kept, "gradient_accumulation_steps=2", "per_device_batch_size=8"
-    )
-    assert halves.exit_code == 2, halves.stdout
-    assert halves.stderr.startswith(
-        "error: rlax.objective.aggregation.count = 'kept': cannot be combined with a term of the "
-        "loss that has a weight of its own (of a signal, or kl.aggregation) and gradient acc"
-    )
+    parts = ("gradient_accumulation_steps=2", "per_device_batch_size=8")
+    (data := tmp_path / "x.jsonl").write_text('{"prompt": "1", "completion": "2"}')
+    source = f"{{name: jsonl, path: {data}, tokenizer: bytes}}"
+    mixed = f"rlax.trainer.demonstrations={{data: {source}, rows: 2}}"
+    no_terms = "rlax.objective={preset: grpo, aggregation: {name: token_mean, count: kept}}"
+    for overrides in ((kept,), (no_terms, mixed)):
+        halves = rlax("check", MAXTEXT, *overrides, *parts)
+        assert halves.exit_code == 2, halves.stdout
+        assert halves.stderr.startswith(
+            "error: rlax.objective.aggregation.count = 'kept': cannot be combined with a term of "
+            "the loss that has a weight of its own (of a signal, kl.aggregation, or rlax.trainer."
+            "demonstrations) and gradient acc"
+        )
 
 
 def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_path: Path) -> None:

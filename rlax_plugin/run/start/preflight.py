@@ -98,7 +98,7 @@ def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:
     """Checks that rewards can influence the loss, unless another term of it trains the model.
 
     Raises:
-      ConfigError: every reward or every advantage would be 0.
+      ConfigError: every reward would be 0, or every advantage the same.
     """
     algorithm = slots.algorithm
     if section.signals or algorithm.grad_2.name != "none":
@@ -118,8 +118,8 @@ def _check_learning(section: RlaxSection, slots: ObjectiveSlots) -> None:
             "rlax.rollouts.group_size",
             1,
             f"must be at least 2 with rlax.objective.advantage = {name}, which compares the "
-            "samples of a group: every advantage would be 0. Or choose an advantage without a "
-            "baseline of the group (rlax explain advantage)",
+            "samples of a group: every advantage would be the same. Or choose an "
+            "advantage without a baseline of the group (rlax explain advantage)",
         )
 
 

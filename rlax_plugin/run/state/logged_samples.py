@@ -42,6 +42,7 @@ from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollout.fleet.requests import sampling_params, single_turn
 from rlax_plugin.run.state import journal
 from rlax_plugin.run.state.journal import NotKeptError
+from rlax_plugin.training.objective.advantages import compares_groups
 from rlax_plugin.training.objective.combinations import reads_logprobs
 from rlax_plugin.training.objective.slots import ObjectiveSlots
 
@@ -160,8 +161,9 @@ def read_logged(
         for sample in of_group:
             _check(section, sampling, source, one.prompt, sample, vocabulary)
             if reads_behaviour and sample.logprobs is None:
+                lacks = "no column logprobs" if path.endswith(_TABLE) else "samples without them"
                 reason = (
-                    f"has no column logprobs, which the objective reads "
+                    f"has {lacks}, but the objective reads log-probs "
                     f"({section.objective.preset}): use behaviour_cloning or awr"
                 )
                 raise ConfigError(LOGGED, path, reason)
@@ -176,6 +178,7 @@ def read_logged(
         dropped += f"; {shown} demonstrations, of which no policy gave the log-probs, are left out"
     if not groups:
         raise ConfigError(LOGGED, path, f"has no sample to train on, of {samples}{dropped}")
+    _check_comparison(section, slots, groups)
     prompts = checked_prompts([group.prompt for group in groups], "train", LOGGED, path)
     note = f"training on {kept:,} of {samples:,} logged samples in {len(groups):,} groups{dropped}"
     if (updates := maxtext.get("steps")) and not section.batches.tokens:
@@ -190,6 +193,23 @@ def _kept(section: RlaxSection, samples: Sequence[_Sample]) -> Sequence[_Sample]
     if section.logged_samples.keep == "best":
         return some and [max(some, key=lambda sample: sample.score.total)]
     return some
+
+
+def _check_comparison(
+    section: RlaxSection, slots: ObjectiveSlots, groups: Sequence[ScoredGroup]
+) -> None:
+    """Raises ConfigError if the objective compares samples of a group, and none of them differ."""
+    if section.signals or slots.algorithm.grad_2.name != "none":
+        return
+    equal = all(np.ptp(group.rewards) == 0 for group in groups)
+    if equal and compares_groups(slots.recorded_advantages):
+        raise ConfigError(
+            LOGGED,
+            section.logged_samples.path,
+            f"has no group whose samples differ in their rewards, which {section.objective.preset} "
+            "compares: every sample would have the same advantage. Name groups in a column group "
+            "and keep all their samples, or use behaviour_cloning",
+        )
 
 
 def _check(
@@ -302,6 +322,9 @@ def _of_run(path: str, temperature: Any) -> tuple[Iterator[_Group], str]:
     section = document.get("rlax") if isinstance(document, dict) else None
     rollouts = section.get("rollouts") if isinstance(section, dict) else None
     found = rollouts.get("temperature", 1.0) if isinstance(rollouts, dict) else 1.0
+    if temperature is not None and isinstance(found, dict):
+        reason = "has samples of a temperature that changed, with whose log-probs the objective "
+        raise ConfigError(LOGGED, path, f"{reason}cannot work: use behaviour_cloning or awr")
     if temperature not in (None, found):
         reason = f"must be {found}, at which the logged samples were generated: the objective "
         reason += "compares their log-probs with the trainer's"
@@ -347,7 +370,7 @@ def _is_list(of: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]
 
 _COLUMNS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "group": ("integers", pa.types.is_integer),
-    "prompt": ("texts", pa.types.is_string),
+    "prompt": ("texts", lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)),
     "prompt_tokens": ("lists of integers", _is_list(pa.types.is_integer)),
     "tokens": ("lists of integers", _is_list(pa.types.is_integer)),
     "logprobs": ("lists of floats", _is_list(pa.types.is_floating)),
@@ -411,8 +434,10 @@ def _groups_of(path: str, table: pa.Table, source: PromptSource) -> Iterator[_Gr
 def _prompt_tokens(path: str, where: str, row: dict[str, Any], source: PromptSource) -> np.ndarray:
     if "prompt_tokens" in row:
         return _array(path, where, row, "prompt_tokens", np.int32)
+    if not row["prompt"]:
+        raise _wrong(path, where, "prompt", "is null, or empty")
     try:
-        return np.array(source.encode(row["prompt"] or ""), np.int32)
+        return np.array(source.encode(row["prompt"]), np.int32)
     except ValueError as error:
         raise _wrong(path, where, "prompt", f"cannot be encoded: {error}") from error
 

@@ -284,7 +284,7 @@ def probe(slot: AdvantageSlot, group_size: int) -> None:
 
 
 def compares_groups(slot: AdvantageSlot) -> bool:
-    """True if rewards that differ only between groups give advantages of 0, unlike within groups.
+    """True if rewards that differ only between groups give equal advantages, unlike within groups.
 
     Raises:
       ConfigError, TrainingError: see ``of_groups``.
@@ -294,7 +294,7 @@ def compares_groups(slot: AdvantageSlot) -> bool:
         _computed(slot, Outcomes(rewards_n, lengths_n, np.array(group_n)))
         for group_n in ((0, 1), (0, 0))
     )
-    return bool(together.any() and not alone.any())
+    return bool(np.ptp(together) > 0 and np.ptp(alone) == 0)
 
 
 def reads_values(slot: AdvantageSlot, group_size: int) -> bool:

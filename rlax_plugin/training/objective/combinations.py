@@ -140,6 +140,7 @@ def _check_guidance(section: RlaxSection, algorithm: Algorithm) -> None:
     """Checks that a demonstration may take the place of a sample."""
     kl = algorithm.kl
     refused = {
+        "rlax.logged_samples: no samples are generated": section.trains_on_log,
         "rlax.rollouts.group_size: 1": section.rollouts.group_size < 2,
         "rlax.environment: it may play several turns": section.several_turns,
         "rlax.curation.screening.pilots: groups end whose first samples fail": bool(

@@ -240,8 +240,8 @@ def check_weight_is_known(slots: ObjectiveSlots) -> None:
             "rlax.objective.aggregation.count",
             "kept",
             "cannot be combined with a term of the loss that has a weight of its own (of a signal, "
-            "or kl.aggregation) and gradient accumulation: the total weight of an update is not "
-            "known before its last micro-batch",
+            "kl.aggregation, or rlax.trainer.demonstrations) and gradient accumulation: the total "
+            "weight of an update is not known before its last micro-batch",
         )
 
 

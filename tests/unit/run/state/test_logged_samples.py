@@ -74,26 +74,35 @@ def test_a_table_keeps_its_order_and_its_numbers(tmp_path):
 def test_samples_are_kept_by_their_reward(tmp_path):
     path = table(tmp_path / "log.parquet")
     assert rewards(read(path, min_reward=0.5)) == [[0.5, 1, 1]]
-    best = read(path, keep="best")
+    best = read(path, "behaviour_cloning", keep="best")
     assert rewards(best) == [[1], [0]]
     assert best.groups[0].episodes[0].text == "4"  # the first of two
-    assert [episode.index for episode in read(path, min_reward=1).groups[0].episodes] == [0, 1]
+    high = read(path, "behaviour_cloning", min_reward=1)
+    assert [episode.index for episode in high.groups[0].episodes] == [0, 1]
     with pytest.raises(ConfigError, match="has no sample to train on, of 4"):
         read(path, min_reward=2)
 
 
 def test_the_text_of_a_prompt_is_made_harmless(tmp_path):
-    logged = read(table(tmp_path / "log.parquet", [ROWS[0] | {"prompt": "\x1b[2J42"}]))
+    logged = read(table(tmp_path / "log.parquet", [r | {"prompt": "\x1b[2J42"} for r in ROWS]))
     assert "\x1b" not in logged.group(0, 0, 1).prompt.text and logged.prompts[0].text.endswith("42")
 
 
-def test_a_prompt_may_be_a_text_and_a_row_its_own_group(tmp_path):
-    rows = [{"prompt": "42", "prompt_tokens": None, "tokens": [5], "reward": 1.0}] * 2
-    columns = {
-        n: pa.array([row[n] for row in rows], TYPES[n]) for n in ("prompt", "tokens", "reward")
-    }
-    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    logged = read(str(tmp_path / "log.parquet"))
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_a_prompt_may_be_a_text_and_a_row_its_own_group(tmp_path, kind):
+    def path(*prompts: str | None) -> str:
+        columns = {
+            "prompt": pa.array(prompts, kind),
+            "tokens": pa.array([[5]] * len(prompts), INTS),
+            "reward": pa.array([1.0, 0.5][: len(prompts)], TYPES["reward"]),
+        }
+        pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+        return str(tmp_path / "log.parquet")
+
+    for nothing in ("", None):
+        with pytest.raises(ConfigError, match="row 2, column prompt: is null, or empty"):
+            read(path("42", nothing))
+    logged = read(path("42", "42"), "behaviour_cloning")
     assert [prompt.tokens.tolist() for prompt in logged.prompts] == [[6, 4]] * 2
     assert len({prompt.id for prompt in logged.prompts}) == 2
 
@@ -105,6 +114,19 @@ def test_every_number_of_a_sample_is_in_the_id_that_a_resume_compares(tmp_path):
         path = table(tmp_path / "log.parquet", [ROWS[0] | {name: value}, *ROWS[1:]])
         ids.add(tuple(prompt.id for prompt in read(path).prompts))
     assert len(ids) == 4
+
+
+def test_samples_that_an_objective_compares_must_differ_in_a_group(tmp_path):
+    path = table(
+        tmp_path / "log.parquet", [{n: v for n, v in r.items() if n != "group"} for r in ROWS]
+    )
+    for preset, options in (("awr", {}), ("aipo", {}), ("awr", {"keep": "best"})):
+        with pytest.raises(
+            ConfigError, match=f"has no group whose samples differ.*, which {preset}"
+        ):
+            read(path, preset, **options)
+    read(path, "reinforce_plus_plus")  # normalises over the batch
+    assert len(read(path, "behaviour_cloning").groups) == 4
 
 
 def changed(row: int, **values: Any) -> list[dict[str, Any]]:
@@ -170,7 +192,7 @@ def test_an_objective_that_reads_log_probs_needs_their_column(tmp_path, preset):
     read(table(tmp_path / "log.parquet"), preset)
     without = [{n: v for n, v in row.items() if n != "logprobs"} for row in ROWS]
     path = table(tmp_path / "without.parquet", without)
-    with pytest.raises(ConfigError, match="has no column logprobs, which the objective reads"):
+    with pytest.raises(ConfigError, match="has no column logprobs, but the objective reads"):
         read(path, preset)
     for imitating in ("behaviour_cloning", "awr"):
         unknown = [sampled.logprobs for sampled in read(path, imitating).groups[0].sampled]

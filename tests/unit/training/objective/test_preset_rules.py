@@ -43,6 +43,8 @@ def test_logged_samples_are_imitated_or_corrected():
         slots_of(preset, logged=True, allow_uncorrected=True)
     with pytest.raises(ConfigError, match="choose proximal"):
         slots_of("aipo", logged=True, old_policy="reprefill")
+    with pytest.raises(ConfigError, match=r"guidance = .*must be null with rlax\.logged_samples"):
+        slots_of("aipo", logged=True, guidance={})
 
 
 @pytest.mark.parametrize(
