@@ -251,7 +251,7 @@ class VllmEngine(RolloutEngine):
             except WorkerError as error:
                 self._fail(error)
             except Exception as error:  # nobody else would see it
-                log.exception("unexpected")
+                log.exception("a task of the rollout engine failed")
                 self._fail(WorkerError(f"the engine failed: {type(error).__name__}: {error}"))
 
         def end(task: asyncio.Task[Any]) -> None:

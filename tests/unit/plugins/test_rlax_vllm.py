@@ -309,12 +309,10 @@ async def test_a_server_that_another_worker_has_taken_over_is_an_error(tmp_path:
         second.close()
 
 
-@pytest.mark.parametrize("fault", ["no tokens", "only the end"])
-async def test_greedy_decoding_is_checked_as_samples_are(fault: str, tmp_path: Path) -> None:
-    async with engine_with(tmp_path, batch_s=2.0) as (engine, server):
-        server.faults.add(fault)
-        words = "no token in 2 s" if fault == "no tokens" else "ended the answer of a sample early"
-        with pytest.raises(WorkerError, match=words):
+async def test_greedy_decoding_is_checked_as_samples_are(tmp_path: Path) -> None:
+    async with engine_with(tmp_path) as (engine, server):
+        server.faults.add("only the end")
+        with pytest.raises(WorkerError, match="ended the answer of a sample early"):
             await take_version(engine, version(tmp_path, 2))
 
 
