@@ -458,10 +458,11 @@ class MaxTextTrainer(Trainer):
         """See ``Trainer``."""
         from rlax_maxtext.exporting import converter
 
-        if self._config is None:  # of rlax eval, which reads no weights with this trainer
-            from maxtext_overrides.config.loading import load_to_check
+        if self._config is None:  # rlax eval of a version, which reads no weights with this trainer
+            from maxtext_overrides.config.loading import load_to_check, passed_on
 
-            return converter(load_to_check(given_config(self._context)))
+            with passed_on(given := given_config(self._context)):
+                return converter(load_to_check(given))
         return converter(self._config)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
@@ -482,6 +483,7 @@ class MaxTextTrainer(Trainer):
             steps=self._section.objective.updates_per_step,
             enable_checkpointing=True,
         )
+        self._config = config  # for the publisher's thread, which is to load none meanwhile
         events = Events(
             batches=port.next_batch,
             on_step_end=lambda *_: None,

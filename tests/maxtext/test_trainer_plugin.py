@@ -134,7 +134,7 @@ def two_steps(of_two_steps, tmp_path):
     return port
 
 
-def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_path):
+def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_path, monkeypatch):
     argv, port = (*saving(tmp_path), *TWICE), two_steps
     assert port.calls == [
         ("publish", 0),
@@ -172,6 +172,8 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
     for name, weights in read.weights[2].items():
         np.testing.assert_array_equal(weights, port.weights[2][name])
     assert any((w != resumed.weights[3][name]).any() for name, w in read.weights[2].items())
+    monkeypatch.setattr(rlax_config, "load_to_check", None)  # the publisher's thread has the config
+    assert callable(reader.converter())
 
 
 def test_the_first_weights_are_those_that_a_run_publishes_first(of_two_steps, tmp_path):
