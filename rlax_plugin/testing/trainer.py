@@ -24,7 +24,13 @@ from rlax_plugin.testing.running_value import RunningValue, less_value
 from rlax_plugin.testing.task import VOCABULARY, check_vocabulary
 from rlax_plugin.training.objective.advantages import AdvantageSlot
 from rlax_plugin.training.objective.batches import temperature_of
-from rlax_plugin.training.objective.diagnostics import GAP_BINS, GAP_EDGES, GROUP_GAPS, GROUP_PLACES
+from rlax_plugin.training.objective.diagnostics import (
+    GAP_BINS,
+    GAP_DEPTHS,
+    GAP_EDGES,
+    GROUP_GAPS,
+    GROUP_PLACES,
+)
 from rlax_plugin.training.objective.loss import resolve
 from rlax_plugin.training.signals.chain import SignalChain
 from rlax_plugin.training.signals.chosen_signals import chosen_signals
@@ -293,7 +299,10 @@ def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dic
     fresh_n = batch["rl_staleness"][trained_bt] == 1
     gap_of_each_n = np.abs(logprobs_n - behaviour_n)
     gap_n = gap_of_each_n[fresh_n]
-    bins_n = np.searchsorted(GAP_EDGES[:-1], gap_n)
+    depth_n = batch["targets_position"][trained_bt][fresh_n] + 1
+    row_of_n = np.searchsorted(GAP_DEPTHS, depth_n, side="right") - 1
+    gap_hist = np.zeros((len(GAP_DEPTHS), GAP_BINS), int)
+    np.add.at(gap_hist, (row_of_n, np.searchsorted(GAP_EDGES[:-1], gap_n)), 1)
     return {
         "tokens": logprobs_n.size,
         "sequences": np.unique(sequence_n, axis=1).shape[1],
@@ -304,7 +313,7 @@ def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dic
         "behaviour/behaviour_logprob": behaviour_n.sum(),
         "gap_count": gap_n.size,
         "gap_sum": gap_n.sum(),
-        "gap_hist": np.bincount(bins_n, minlength=GAP_BINS),
+        "gap_hist": gap_hist,
         **_group_gaps(batch, trained_bt, gap_of_each_n),
     }
 

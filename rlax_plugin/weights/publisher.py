@@ -85,6 +85,15 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     return fingerprint(arrays)
 
 
+def described(name: str, path: str, arrays: Arrays, prints: Mapping[str, Any]) -> VersionPart:
+    """The part of a version whose arrays have these fingerprints, see ``fingerprints``."""
+    tensors = {
+        n: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[n]))
+        for n, a in arrays.items()
+    }
+    return VersionPart(name, path, tensors)
+
+
 ASKING = ", which waits for the parameter server"
 """The end of the activity of a publisher while it is not the store that is waited for."""
 
@@ -326,7 +335,7 @@ class Publisher:
         step, _, canary = weights
         fresh = {name: arrays for name, arrays in weights.parts.items() if arrays is not None}
         parts = {
-            name: self._described(step, name, fresh[name], prints[name])
+            name: described(name, self._new_path(step, name), fresh[name], prints[name])
             if name in fresh
             else self._newest[name]
             for name in weights.parts
@@ -352,16 +361,6 @@ class Publisher:
         self._newest, self._announced = parts, version
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
         return sum(map(_nbytes, fresh.values()))
-
-    def _described(
-        self, step: int, name: str, arrays: Arrays, prints: Mapping[str, Any]
-    ) -> VersionPart:
-        """A part, with the path at which it is written if the first attempt succeeds."""
-        tensors = {
-            n: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[n]))
-            for n, a in arrays.items()
-        }
-        return VersionPart(name, self._new_path(step, name), tensors)
 
     def _new_path(self, step: int, name: str) -> str:
         # A run that is continued writes the version it starts from once more.

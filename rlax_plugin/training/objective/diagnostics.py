@@ -186,7 +186,7 @@ def summarise(totals: Mapping[str, Any]) -> dict[str, float]:
     fresh = float(totals["gap_count"])
     report["logprob_gap/tokens"] = fresh
     if fresh > 0:
-        hist_de = np.asarray(totals["gap_hist"]).reshape(-1, GAP_BINS)  # [64]: of all depths
+        hist_de = np.asarray(totals["gap_hist"])
         hist = hist_de.sum(axis=0)
         report["logprob_gap/mean"] = float(totals["gap_sum"]) / fresh
         report["logprob_gap/p95"] = gap_quantile(hist, 0.95)

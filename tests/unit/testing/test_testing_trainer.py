@@ -27,6 +27,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
         "inputs": rng.integers(2, 64, shape, dtype=np.int32),
         "targets": rng.integers(1, 64, shape, dtype=np.int32),
         "targets_segmentation": np.array([[1] * 6] * 3 + [[1, 1, 2, 2, 2, 3]], np.int32),
+        "targets_position": np.tile(np.arange(6, dtype=np.int32), (4, 1)),
         "rl_mask": mask,
         "rl_advantages": rng.standard_normal(shape).astype(np.float32),
         "rl_behaviour_logprobs": np.full(shape, -4.0, np.float32),

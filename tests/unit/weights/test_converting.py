@@ -3,6 +3,8 @@
 import asyncio
 import resource
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -176,17 +178,18 @@ def test_files_that_are_damaged_are_not_converted_and_end_nothing(run: Run, capl
     assert caplog.text.count("not converted") == 1
 
 
-class Slow:
+class Slow(Future[None]):
     """A publication at the end of each of whose deadlines another activity has begun."""
 
-    def __init__(self, *follow):
-        self.follow, self.waited_s = list(follow), list[float]()
+    def __init__(self, *follow: Callable[[], object]):
+        super().__init__()
+        self.follow, self.waited_s = list(follow), list[float | None]()
 
     def done(self) -> bool:
         return False
 
-    def result(self, timeout_s: float) -> None:
-        self.waited_s.append(timeout_s)
+    def result(self, timeout: float | None = None) -> None:
+        self.waited_s.append(timeout)
         if self.follow:
             self.follow.pop(0)()
         raise TimeoutError

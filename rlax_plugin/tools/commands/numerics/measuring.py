@@ -21,7 +21,6 @@ from rlax_plugin.base.errors import ConfigError, RlaxError, WeightsMismatchError
 from rlax_plugin.base.types import (
     NATIVE,
     SAFETENSORS,
-    TensorSpec,
     TrainBatch,
     VersionPart,
     WeightVersion,
@@ -41,7 +40,7 @@ from rlax_plugin.training.signals.model_view import ModelView
 from rlax_plugin.training.signals.signal import BatchSignal
 from rlax_plugin.weights import converting
 from rlax_plugin.weights.converting import Converter
-from rlax_plugin.weights.publisher import fingerprints
+from rlax_plugin.weights.publisher import described, fingerprints
 from rlax_plugin.weights.verification import canary_tokens, take_version
 
 _SIGNAL = "numerics"
@@ -372,11 +371,7 @@ class _Port(TrainerPort):
     def _written(self, step: int, name: str, arrays: Arrays) -> VersionPart:
         prints, path = fingerprints(arrays), f"{self._directory}/{step}-{name}"
         self._store.save(path, arrays)
-        tensors = {
-            n: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[n]))
-            for n, a in arrays.items()
-        }
-        return VersionPart(name, path, tensors)
+        return described(name, path, arrays, prints)
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         assert self._version is not None, "weights are published before the first batch"

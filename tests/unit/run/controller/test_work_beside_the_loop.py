@@ -98,7 +98,7 @@ def test_metrics_that_wait_for_a_device() -> None:
     generation = SimpleNamespace(rewards=rewards, scaler=None, fleet=SimpleNamespace(workers={}))
     figures = StepFigures(section_with(), generation, {})  # pyright: ignore[reportArgumentType]
     batch = make_batch(1, [make_group([0.0, 1.0])])
-    sums = {"tokens": 0.0, "sequences": 0.0, "gap_count": 0.0, "gap_hist": np.zeros(64)}
+    sums = {"tokens": 0.0, "sequences": 0.0, "gap_count": 0.0, "gap_hist": np.zeros((14, 64))}
 
     async def run() -> tuple[dict[str, float], dict[str, float]]:
         figure = Figure()
