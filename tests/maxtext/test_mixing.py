@@ -200,8 +200,14 @@ def test_rows_are_added_in_mini_batches_alike_and_the_config_must_have_room(tmp_
         check_start(TrainerOptions(demonstrations=options), BuildContext(tmp_path, 0, section))
     mixed = MixedRows(config.rlax, options, data, 10)
     own = batch(1)
-    own["rl_mask"][0] = 0  # a row of RL without a trained token
-    parts = list(Updates(mini_batches=2, seed=3).of(1, mixed.added(1, own)))
-    assert [int((part[DEMONSTRATED].sum(axis=1) > 0).sum()) for part in parts] == [2, 2]
+    own["rl_mask"][1:] = 0  # rows of RL without a trained token
+    added = dict(mixed.added(1, own))
+    tokens_b = np.array([0] * ROWS + [1, 2, 7, 8])
+    added[DEMONSTRATED] = (np.arange(LENGTH) < tokens_b[:, None]).astype(np.int32)
+    for seed in range(8):
+        parts = list(Updates(mini_batches=2, seed=seed).of(1, added))
+        rows = [[n for n in part[DEMONSTRATED].sum(axis=1).tolist() if n] for part in parts]
+        assert [len(of_part) for of_part in rows] == [2, 2]
+        assert abs(sum(rows[0]) - sum(rows[1])) <= 2
     again = MixedRows(config.rlax, options, data, 3).added(2, own)
     assert all(np.array_equal(a, again[name]) for name, a in mixed.added(2, own).items())
