@@ -148,7 +148,8 @@ def _adapt(module: Any, path: str, config: Any) -> None:
     key = jax.random.fold_in(jax.random.key(config.init_weights_seed), zlib.crc32(path.encode()))
     keys = jax.random.split(key, layers[0] if layers else 1)
     draw = jax.nn.initializers.he_uniform()
-    a = jax.vmap(lambda one: draw(one, (inputs, rank), kernel.dtype))(keys)
+    # In float32 whatever W has: most entries would not move by a learning rate in bfloat16.
+    a = jax.vmap(lambda one: draw(one, (inputs, rank), jnp.float32))(keys)
     a = jnp.moveaxis(a, 0, axis) if layers else a[0]
     b_shape = [rank, outputs]
     b_shape[axis:axis] = layers
@@ -158,8 +159,26 @@ def _adapt(module: Any, path: str, config: Any) -> None:
         "sharding_names": None,
     }
     setattr(module, _A, nnx.LoRAParam(a, **metadata))
-    setattr(module, _B, nnx.LoRAParam(jnp.zeros(b_shape, kernel.dtype), **metadata))
+    setattr(module, _B, nnx.LoRAParam(jnp.zeros(b_shape, jnp.float32), **metadata))
     setattr(module, _SCALE, config.lora.lora_alpha / rank)
+
+
+def updated(kernel: Any, a: Any, b: Any, alpha: float, axis: int) -> Any:
+    """Returns W + (alpha / rank) A B in float32, of arrays of NumPy or of JAX.
+
+    Args:
+      kernel: W: [inputs..., outputs...], and the layers at ``axis`` if they are stacked.
+      a, b: its adapter, [inputs, (layers,) rank] and [rank, (layers,) outputs].
+      alpha: ``lora.lora_alpha``.
+      axis: MaxText's ``param_scan_axis``.
+    """
+    arrays = kernel.__array_namespace__()
+    kernel, a, b = (array.astype(arrays.float32) for array in (kernel, a, b))
+    scale = arrays.float32(alpha / a.shape[-1])
+    if a.ndim == 2:
+        return kernel + scale * (a @ b).reshape(kernel.shape)
+    a, b, kernel = (arrays.moveaxis(array, axis, 0) for array in (a, b, kernel))
+    return arrays.moveaxis(kernel + scale * (a @ b).reshape(kernel.shape), 0, axis)
 
 
 def place_of(path: str) -> str:

@@ -2,7 +2,8 @@
 
 MaxText's checkpoints of such a training hold adapters and their optimizer state, so a training that
 continues needs its base again: MaxText would make one from the seed. ``base.json`` in the run's
-directory has the fingerprint of every variable of the base, and no other base is trained on.
+directory has the fingerprint of every variable of the base, and no other base is trained on. It is
+written when a training starts that does not continue.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import jax
 from flax import nnx
 
 from maxtext_overrides.adapters import is_adapter
+from maxtext_overrides.models.merged import BASE_KEY, RecordedBase, base_of, record
 from maxtext_overrides.models.reading import stored_shapes
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published, restore
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
 
-_RECORD, _BASE_KEY, _ADAPTERS_KEY = "base.json", "load_parameters_path", "lora.lora_restore_path"
+_ADAPTERS_KEY = "lora.lora_restore_path"
 
 
 def complete(config: Any, model: Any, continues: bool, base: str | None) -> None:
@@ -38,14 +39,14 @@ def complete(config: Any, model: Any, continues: bool, base: str | None) -> None
 
     Raises:
       ConfigError: a checkpoint cannot be read, lacks a variable, or is of another model; or the
-        base is not the one that the run began with.
+        base or alpha is not the one that the adapters were trained with.
     """
     path = config.load_parameters_path if base is None else base
     if continues and path:
-        _read(config, model, _BASE_KEY, path, lambda name: not is_adapter(name))
+        _read(config, model, BASE_KEY, path, lambda name: not is_adapter(name))
     if not continues and config.lora.lora_restore_path:
         _read(config, model, _ADAPTERS_KEY, config.lora.lora_restore_path, is_adapter)
-    _check_base(config, published(nnx.state(model)), path)
+    _check_base(config, published(nnx.state(model)), path, continues)
 
 
 def without_base(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -124,30 +125,29 @@ def read_variables(config: Any, key: str, path: str, like: nnx.State) -> dict[st
     return published(found)
 
 
-def _check_base(config: Any, variables: Mapping[str, jax.Array], path: str) -> None:
+def _check_base(
+    config: Any, variables: Mapping[str, jax.Array], path: str, continues: bool
+) -> None:
     base = {name: array for name, array in variables.items() if not is_adapter(name)}
     found = {name: int(value) for name, value in jax.device_get(fingerprint(base)).items()}
-    own = os.path.dirname(config.checkpoint_dir.rstrip("/"))
-    # RUN/checkpoints/LABEL/items
-    others = [config.lora.lora_restore_path, config.load_full_state_path]
-    for run in (own, *(os.path.dirname(os.path.dirname(_label(one))) for one in others if one)):
-        files = RunFiles(run)
-        known = files.get_json(_RECORD)
-        if known is None:
-            if run == own and config.enable_checkpointing and jax.process_index() == 0:
-                files.put_json(_RECORD, {"path": path, "fingerprints": found})
-            continue
-        before = known["fingerprints"]
-        names = sorted(n for n in before.keys() | found.keys() if before.get(n) != found.get(n))
-        if names:
-            reason = (
-                f"is not the base of the adapters in {run}, {known['path'] or 'one of the seed'}: "
-                f"{names[0]} has fingerprint {found.get(names[0])}, and had {before.get(names[0])} "
-                f"({len(names)} of {len(found)} variables differ)"
-            )
-            raise ConfigError(_BASE_KEY, path, reason)
-
-
-def _label(path: str) -> str:
-    path = path.rstrip("/")
-    return os.path.dirname(path) if os.path.basename(path) == "items" else path
+    if continues:
+        # Of rlax eval the checkpoint is another run's.
+        taken = config.load_full_state_path or f"{config.checkpoint_dir.rstrip('/')}/newest"
+        known = base_of(taken, BASE_KEY, path)
+    elif taken := config.lora.lora_restore_path:
+        known = base_of(taken, _ADAPTERS_KEY, taken)
+    else:
+        known = None
+    if known is not None:
+        known.check_alpha(config)
+        wrong = [
+            name
+            for name in known.fingerprints.keys() | found.keys()
+            if known.fingerprints.get(name) != found.get(name)
+        ]
+        if wrong:
+            raise known.mismatch(path, min(wrong), found.get(min(wrong)))
+    if not continues and config.enable_checkpointing and jax.process_index() == 0:
+        dtypes = {name: array.dtype.name for name, array in base.items()}
+        own = os.path.dirname(config.checkpoint_dir.rstrip("/"))
+        record(RecordedBase(own, path, float(config.lora.lora_alpha), found, dtypes))

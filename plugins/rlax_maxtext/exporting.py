@@ -38,6 +38,7 @@ def export_model(
     from maxtext_overrides.config.loading import load_to_check, passed_on
     from maxtext_overrides.models import export
     from maxtext_overrides.models.maxtext_keys import of_maxtext
+    from maxtext_overrides.models.merged import recorded_base
     from maxtext_overrides.models.reading import opened
 
     given = given_config(context)
@@ -48,7 +49,10 @@ def export_model(
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
     if config.lora.enable_lora:
-        stored = _merged(config, stored, is_version=not isinstance(weights, str))
+        checkpoint = weights if isinstance(weights, str) else ""
+        if not checkpoint and (recorded := recorded_base(context.run_url)) is not None:
+            recorded.check_alpha(config)
+        stored = _merged(config, stored, checkpoint, is_version=not checkpoint)
     export.check_weights(model.variables, stored)
     with new_directory("--out", out) as directory:
         files = export.write(directory, model, stored, dtype, most_bytes)
@@ -85,26 +89,30 @@ def converter(config: Any) -> Conversion:
     return convert
 
 
-def _merged(config: Config, stored: StoredWeights, *, is_version: bool) -> StoredWeights:
+def _merged(
+    config: Config, stored: StoredWeights, checkpoint: str = "", *, is_version: bool
+) -> StoredWeights:
     """The weights with their adapters added.
 
     Args:
+      checkpoint: path or URL of the checkpoint that they are of.
       is_version: True if they have the base, too, as a weight version and no checkpoint has.
 
     Raises:
       ConfigError: the base is not known, or they have no adapters of it.
     """
-    from maxtext_overrides.models.merged import MergedWeights
+    from maxtext_overrides.models.merged import MergedWeights, base_of
     from maxtext_overrides.models.reading import Checkpoint
 
-    base, path = stored, config.load_parameters_path
+    base, path, recorded = stored, config.load_parameters_path, None
     if not is_version:
         if not path:
             reason = "must be set: a checkpoint has adapters only, and this is where their base is"
             raise ConfigError("load_parameters_path", path, reason)
+        recorded = base_of(checkpoint, "checkpoint", checkpoint)
+        recorded.check_alpha(config)
         base = Checkpoint(path)
-    scale = config.lora.lora_alpha / config.lora.lora_rank
-    return MergedWeights(base, stored, scale, config.param_scan_axis)
+    return MergedWeights(base, stored, config, recorded)
 
 
 def _tokenizer(context: BuildContext, vocab_size: int) -> Tokenizer:

@@ -13,6 +13,7 @@ from flax import nnx
 from rlax_maxtext.canary_forward import CanaryForward
 
 from maxtext_overrides import adapters
+from maxtext_overrides.config.memory import abstract_model
 from maxtext_overrides.models.merged import MergedWeights
 from maxtext_overrides.models.reading import HeldWeights, stored_shapes
 from maxtext_overrides.sampler.decode import DecodeEngine
@@ -63,6 +64,13 @@ def test_accumulation_computes_gradients_of_adapters_only(tmp_path, trained):
     assert norm_of_first_gradient(halves) == pytest.approx(norm, rel=1e-5)
     for name, array in trained.weights[3].items():
         np.testing.assert_allclose(halves.weights[3][name], array, atol=2e-4, err_msg=name)
+
+
+def test_adapters_are_float32_whatever_the_base_is(tmp_path):
+    """In bfloat16 an update of 1e-4 changes few entries of A."""
+    model = abstract_model(tests.configure(tmp_path, lora=LORA, weight_dtype="bfloat16"), "train")
+    for name, like in published(nnx.state(model)).items():
+        assert like.dtype == ("float32" if adapters.is_adapter(name) else "bfloat16"), name
 
 
 def at_start(tmp_path, look, **overrides):
@@ -128,7 +136,8 @@ def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_pa
     engine = DecodeEngine(tiny_engine.configure(lora=LORA, scan_layers=scanned))
     assert engine.variables_like().keys() == variables.keys()
     np.testing.assert_allclose(engine.logprobs(variables, TOKENS), canary, atol=1e-5)
-    exported = MergedWeights(*(HeldWeights(dict(variables)) for _ in "ab"), scale=2.0, axis=1)
+    config = tests.configure(tmp_path, lora=LORA)
+    exported = MergedWeights(*(HeldWeights(dict(variables)) for _ in "ab"), config)
     for name in filter(is_base, variables):
         expected = merged(variables, 1)[name]
         np.testing.assert_allclose(exported.take(name), expected, atol=1e-6, err_msg=name)
@@ -210,6 +219,19 @@ def test_a_training_that_continues_needs_its_base(tmp_path):
     for name, array in whole.weights[2].items():
         np.testing.assert_array_equal(array, other.weights[0][name], err_msg=name)
     assert all(map(adapters.is_adapter, stored_shapes("", path)))
+    restored = LORA | {"lora_restore_path": path}
+    with pytest.raises(ConfigError, match=r"lora_alpha = 9\.0: must be 8, with which the adapters"):
+        tests.train(tmp_path, run_name="third", lora=restored | {"lora_alpha": 9.0}, **saved)
+    (tmp_path / "halves/base.json").unlink()
+    with pytest.raises(ConfigError, match=r"^lora.lora_restore_path = .*has no base\.json$"):
+        tests.train(tmp_path, run_name="third", lora=restored, **saved)
+    with pytest.raises(ConfigError, match=r"^load_parameters_path = .*has no base\.json$"):
+        tests.train(tmp_path, run_name="halves", steps=4, lora=LORA, **saved)
+
+
+def test_a_run_that_trained_nothing_may_get_another_base(tmp_path):
+    for seed in (0, 1):
+        at_start(tmp_path, bool, init_weights_seed=seed, enable_checkpointing=True)
 
 
 @pytest.mark.parametrize(
