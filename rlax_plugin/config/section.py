@@ -47,7 +47,8 @@ class Deadlines(Section):
     )
     prompts_s: Seconds = Field(
         default=120.0,
-        description="time without progress after which preparing a data set of prompts fails",
+        description="time without progress after which preparing a data set of prompts fails, and "
+        "limit for reading logged samples",
     )
     template_s: Seconds = Field(
         default=10.0,

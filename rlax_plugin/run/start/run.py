@@ -241,6 +241,8 @@ class _Run:
         check_stages(self._section.curation.stages, prompts.train)
         check_data(self._section, builder.context.functions, prompts)
         if not trains:
+            ends = ends_at("rlax.deadlines.prompts_s", prompts_s)
+            self._dashboard.waiting.begin("reading the logged samples", ends=ends)
             slots = builder.registry.slots(builder.context)
             logged = read_logged(self._section, prompts.source, slots, self._maxtext)
             note(logged.note)

@@ -8,9 +8,11 @@ the group's samples by a checksum: so a resume finds out if the log has changed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.concurrency.threads import on_daemon
+from rlax_plugin.base.errors import ConfigError, DeadlineError
 from rlax_plugin.base.files.run_files import RunFiles, file_at
 from rlax_plugin.base.files.seals import checksum
 from rlax_plugin.base.text.harmless import one_line
@@ -47,6 +50,7 @@ from rlax_plugin.training.objective.combinations import reads_logprobs
 from rlax_plugin.training.objective.slots import ObjectiveSlots
 
 _TABLE = ".parquet"
+_AT_ONCE = 64  # rows of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +148,20 @@ def read_logged(
 
     Raises:
       ConfigError: a row or a sample is unusable, or the log lacks what the objective needs.
+      DeadlineError: it takes longer than ``rlax.deadlines.prompts_s``.
       RlaxError: the log is damaged, or cannot be read.
     """
+    # On a daemon: a disk or a network that hangs cannot keep the process alive.
+    read = functools.partial(_read, section, source, slots, maxtext)
+    reading, most_s = on_daemon(read, "reading logged samples"), section.deadlines.prompts_s
+    if not wait([reading], most_s).done:
+        raise DeadlineError("reading logged samples", most_s, "rlax.deadlines.prompts_s")
+    return reading.result()
+
+
+def _read(
+    section: RlaxSection, source: PromptSource, slots: ObjectiveSlots, maxtext: Mapping[str, Any]
+) -> LoggedSamples:
     path, sampling = section.logged_samples.path, sampling_params(section, source)
     reads_behaviour, vocabulary = reads_logprobs(slots), int(maxtext.get("vocab_size") or 0)
     dropped = ""
@@ -401,7 +417,9 @@ def _of_table(path: str, source: PromptSource) -> Iterator[_Group]:
 
 
 def _groups_of(path: str, table: pa.Table, source: PromptSource) -> Iterator[_Group]:
-    rows = enumerate(table.to_pylist(), 1)
+    # A few at a time: each token becomes an object of Python.
+    some = table.to_batches(max_chunksize=_AT_ONCE)
+    rows = enumerate((row for batch in some for row in batch.to_pylist()), 1)
     ended: set[Any] = set()
     # Without the column every row is a group of its own.
     for key, found in itertools.groupby(rows, lambda one: one[1].get("group", one[0])):

@@ -1,5 +1,7 @@
 """What of a log trains, and which logs are refused."""
 
+import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from objective_harness import slots_of
 from sections import section_with
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, DeadlineError
 from rlax_plugin.base.types import NO_VERSION
 from rlax_plugin.run.state.logged_samples import LoggedSamples, LogOrder, read_logged
 from rlax_plugin.testing.task import Numbers, NumbersConfig
@@ -43,14 +45,44 @@ def table(path: Path, rows: list[dict[str, Any]] = ROWS, **types: pa.DataType) -
     return str(path)
 
 
-def read(path: str, preset: str = "awr", vocabulary: int = 64, **options: Any) -> LoggedSamples:
+def read(
+    path: str,
+    preset: str = "awr",
+    vocabulary: int = 64,
+    most: int = 3,
+    deadline_s: float = 120,
+    **options: Any,
+) -> LoggedSamples:
     section = section_with(
-        rollouts={"group_size": 3, "max_prompt_tokens": 2, "max_new_tokens": 3},
+        rollouts={"group_size": 3, "max_prompt_tokens": 2, "max_new_tokens": most},
+        deadlines={"prompts_s": deadline_s},
         logged_samples={"path": path, **options},
         objective={"preset": preset},
     )
     maxtext = {"vocab_size": vocabulary, "steps": 4}
     return read_logged(section, Numbers(NumbersConfig()), slots_of(preset), maxtext)
+
+
+def test_a_large_table_is_read_a_few_rows_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(Numbers, "decode", lambda *_: "")  # it knows no such ids
+    rows = [{"tokens": [1000] * 500, "reward": float(i % 2)} for i in range(400)]
+    path, tokens = table(tmp_path / "log.parquet", rows), 400 * 500
+    tracemalloc.start()
+    try:
+        read(path, "behaviour_cloning", 1024, most=500)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * tokens  # all of them as objects of Python: 78
+
+
+def test_a_log_that_does_not_answer_ends_at_a_deadline(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(Numbers, "decode", lambda *_: ended.wait())
+    path = table(tmp_path / "log.parquet")
+    with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.prompts_s"):
+        read(path, deadline_s=0.05)
+    ended.set()
 
 
 def rewards(logged: LoggedSamples) -> list[list[float]]:
