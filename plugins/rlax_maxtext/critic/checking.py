@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlax_maxtext.critic.options import CriticConfig, Learning, ValueHeadConfig
 from rlax_maxtext.critic.signal import config_key
+from rlax_maxtext.options import MIXED
 from rlax_plugin.api import BuildContext, CheckResult, ConfigError, reads_values, resolve
 
 _TRAINER = "maxtext"
@@ -40,6 +41,10 @@ def _check_learning(learning: Learning, context: BuildContext, key: str) -> None
     if learning.mini_batches > section.batch_rows:
         reason = f"must not exceed the {section.batch_rows} rows of a batch"
         raise ConfigError(f"{key}.mini_batches", learning.mini_batches, reason)
+    mixed = section.trainer.plain_name == _TRAINER and section.trainer.options.get("demonstrations")
+    if mixed and learning.warm_up_steps:
+        reason = f"must be 0 with {MIXED}, which would be used up while the policy stays as it is"
+        raise ConfigError(f"{key}.warm_up_steps", learning.warm_up_steps, reason)
     steps = context.maxtext.get("steps")
     if isinstance(steps, int) and learning.warm_up_steps >= steps // slots.updates_per_step > 0:
         reason = f"must be below the {steps // slots.updates_per_step} steps of the run"

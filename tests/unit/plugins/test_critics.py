@@ -1,9 +1,12 @@
 """Critics on the toy policy: values and learning by hand, over kills, and in a warm-up."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rlax_maxtext.critic.checking import check_critic_start
 from rlax_maxtext.critic.cut_states import cut_states
 from rlax_maxtext.critic.loss import token_weights, value_loss
 from rlax_maxtext.critic.options import CriticConfig, ValueHeadConfig
@@ -262,6 +265,16 @@ def test_options_without_effect_are_one_error(tmp_path, signal, objective, messa
     with pytest.raises(ConfigError, match=message):
         context = toy_context(tmp_path, signal, objective=given)
         registry_for(context.section).check_start(context.section, context)
+
+
+def test_a_warm_up_would_use_up_demonstrations_beside_rl(tmp_path):
+    context = toy_context(tmp_path, {"name": "critic"}, objective={"advantage": {"name": "gae"}})
+    trainer = type(context.section.trainer)(name="maxtext", demonstrations={"rows": 2})
+    section = context.section.model_copy(update={"trainer": trainer})
+    context = dataclasses.replace(context, section=section)
+    check_critic_start(CriticConfig(), context)
+    with pytest.raises(ConfigError, match=r"warm_up_steps = 1: must be 0 with rlax\.trainer\.demo"):
+        check_critic_start(CriticConfig(warm_up_steps=1), context)
 
 
 def test_a_model_of_another_size_needs_a_trainer_that_makes_one(tmp_path):
