@@ -28,6 +28,7 @@ from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
 from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.training.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.batches import DEMONSTRATED
 
 OVERRIDES = BY_MODULE["maxtext_overrides/compiling/train_step.py"]
 
@@ -76,7 +77,7 @@ def compile_train_step(
             "train step",
             work,
             lambda: compile_it(function, arguments, keywords, mesh, in_shardings, *others),
-            flops=3 * rows * _flops_per_row(config) / mesh.size,
+            flops=3 * rows * _flops_per_row(config, DEMONSTRATED in arrays) / mesh.size,
             beside={purpose: weights[rounds] for purpose, rounds in copies.items()},
         )
         found.append(program)
@@ -90,10 +91,14 @@ def compile_train_step(
     return found[0]
 
 
-def _flops_per_row(config: Any) -> float:
-    """Returns the operations of one forward pass for one row."""
+def _flops_per_row(config: Any, whole_rows: bool) -> float:
+    """Returns the operations of one forward pass for one row.
+
+    Args:
+      whole_rows: True if logits are computed for all positions.
+    """
     length = int(config.max_target_length)
-    without_logits = length - (logits_per_row(config) or length)
+    without_logits = 0 if whole_rows else length - (logits_per_row(config) or length)
     output_layer = 2 * int(config.emb_dim) * int(config.vocab_size)
     return length * flops_per_token(config) - without_logits * output_layer
 

@@ -18,7 +18,8 @@ from maxtext_overrides.config.loading import load
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.training.objective.batches import ARRAYS
+from rlax_plugin.training.objective.arrays import ArraySpec
+from rlax_plugin.training.objective.batches import ARRAYS, DEMONSTRATED
 
 LAYERS, WIDTH, MLP, VOCAB = 2, 32, 64, 64
 MATRICES = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * MLP)
@@ -36,13 +37,13 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_compile, "get_topology_mesh", mesh)
 
 
-def train_step(*argv: str):
+def train_step(*argv: str, **added: ArraySpec):
     config = load(
         resolve(TINY, argv), compile_topology="v5e-1", compile_topology_num_slices=1, steps=8
     )
     return compile_train_step(
         config,
-        arrays=ARRAYS,
+        arrays=ARRAYS | added,
         update_arrays={},
         objective=policy_gradient,
         outputs=(),
@@ -65,10 +66,18 @@ def test_the_train_step(on_this_machine) -> None:
 
 
 @pytest.mark.slow
-def test_the_output_layer_of_a_train_step_meets_the_kept_positions_only(on_this_machine) -> None:
-    program = train_step("vocab_size=512", "scan_layers=true", "remat_policy=full")
+@pytest.mark.parametrize(
+    ("added", "kept"),
+    [
+        ({}, 8),  # of 16 positions of a row: max_new_tokens
+        ({DEMONSTRATED: ARRAYS["rl_mask"]}, LENGTH),  # of a demonstration any token may train
+    ],
+)
+def test_the_output_layer_of_a_train_step_meets_the_kept_positions_only(
+    on_this_machine, added, kept
+) -> None:
+    program = train_step("vocab_size=512", "scan_layers=true", "remat_policy=full", **added)
     assert not program.rejected, program.rejected
-    kept = 8  # of 16 positions of a row: max_new_tokens
     assert program.flops == pytest.approx(
         3 * 2 * ROWS * (LENGTH * MATRICES + kept * 512 * WIDTH), rel=1e-9
     )

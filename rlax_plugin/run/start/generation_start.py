@@ -216,10 +216,10 @@ class GenerationStart:
         closing.ends("telling the workers", key, made.fleet.dismiss, told_s)
         closing.ends("the launcher", "rlax.launcher", launcher.stop, launcher.stop_s)
         closing.part().push_async_callback(made.dispatcher.close)
-        starts = [pool.start() for pool in self._pools]
-        if self._launches:
+        if self._launches:  # else there is nothing to score either
+            starts = [pool.start() for pool in self._pools]
             starts.append(launcher.start(self.address, self._run_dir, self.secrets.worker_file))
-        await asyncio.gather(*starts)
+            await asyncio.gather(*starts)
         spawn = self._running.supervision.spawn
         if self.devices is not None:
             secret = FollowedSecret(self.secrets.worker_file, "rlax.launcher")
