@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from maxtext_overrides import adapters
 from maxtext_overrides.compiling.measured import (
     bytes_per_device,
     compile_measured,
@@ -45,6 +46,7 @@ def compile_train_step(
     objective: rl_loss.Objective,
     outputs: Collection[str],
     copies: Mapping[str, bool],
+    rounds: bool,
     frozen_updates: int = 0,
 ) -> CompiledProgram:
     """Compiles one update of an RL step.
@@ -55,7 +57,8 @@ def compile_train_step(
         ``frozen_updates``.
       update_arrays: see ``Events``.
       copies: purpose of each copy of the weights that a trainer holds beside its state -> True if
-        it has the dtypes of ``rounding.version_dtypes``.
+        it is a weight version. Others have adapters only, if these are trained.
+      rounds: see ``rounding.version_dtypes``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -69,16 +72,18 @@ def compile_train_step(
     def measured(
         function: Any, arguments: Any, keywords: Any, mesh: Any, in_shardings: Any, *others: Any
     ) -> Any:
-        weights = {
-            rounds: bytes_per_device(_weights(arguments[0], in_shardings[0], config, rounds))
-            for rounds in (False, True)
-        }
+        state, shardings = arguments[0], in_shardings[0]
+        version = _version(state, shardings, config, rounds)
+        kept = _version(state, shardings, config, rounds=False)
+        if adapters.enabled(config):
+            kept = {name: like for name, like in kept.items() if adapters.is_adapter(name)}
+        sizes = {True: bytes_per_device(version), False: bytes_per_device(kept)}
         program = compile_measured(
             "train step",
             work,
             lambda: compile_it(function, arguments, keywords, mesh, in_shardings, *others),
             flops=3 * rows * _flops_per_row(config, DEMONSTRATED in arrays) / mesh.size,
-            beside={purpose: weights[rounds] for purpose, rounds in copies.items()},
+            beside={purpose: sizes[is_version] for purpose, is_version in copies.items()},
         )
         found.append(program)
         raise _Compiled
@@ -125,7 +130,7 @@ def _compiler(config: Any, measured: Any) -> Iterator[Any]:
         train_compile.pyconfig.initialize, train_compile.jit_and_compile = stock
 
 
-def _weights(state: Any, shardings: Any, config: Any, rounds: bool) -> dict[str, Any]:
+def _version(state: Any, shardings: Any, config: Any, rounds: bool) -> dict[str, Any]:
     """Returns the variables of a weight version by name, with their shardings."""
     where = published(shardings.model)
     return {

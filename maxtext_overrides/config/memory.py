@@ -38,7 +38,7 @@ class TrainingMemory:
     """The memory that a trainer needs.
 
     Attributes:
-      parameters: number of trained parameters.
+      parameters: number of parameters, without adapters.
       trained: bytes of the trained parameters: of all, or of adapters.
       weights: bytes of the weights.
       version: bytes of a weight version.
@@ -89,11 +89,12 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
     graph, state = nnx.split(model)
     trained = nnx.LoRAParam if adapters.enabled(config) else nnx.Param
     parameters, weights = nnx.filter_state(state, trained), published(state)
+    of_model = nnx.filter_state(state, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
     positions = int(config.max_target_length) if whole_rows else _logits_positions(config)
     return TrainingMemory(
-        parameters=sum(x.size for x in jax.tree.leaves(parameters)),
+        parameters=sum(x.size for x in jax.tree.leaves(of_model)),
         trained=_bytes(parameters),
         weights=_bytes(weights),
         version=_bytes(version_like(weights, config, rounds)),

@@ -18,6 +18,7 @@ from flax import nnx
 from maxtext_overrides.adapters import is_adapter
 from maxtext_overrides.models.merged import BASE_KEY, RecordedBase, base_of, record
 from maxtext_overrides.models.reading import stored_shapes
+from maxtext_overrides.trainer import first_weights
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published, restore
@@ -85,6 +86,22 @@ def _read(config: Any, model: Any, key: str, path: str, wanted: Callable[[str], 
         nnx.from_flat_state(chosen),
     )
     nnx.update(model, restore(state, current | read_variables(config, key, path, like)))
+
+
+def check_first_adapters(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Checks the checkpoint of adapters that training starts from, without reading an array.
+
+    Args:
+      config: MaxText's, validated.
+      shapes: variable of the model -> shape.
+
+    Raises:
+      ConfigError: it is no checkpoint of a run, or has other adapters, or another alpha.
+    """
+    if (found := first_weights.chosen_adapters(config.get_keys())) is None:
+        return
+    _check_shapes(*found, {name: shape for name, shape in shapes.items() if is_adapter(name)})
+    base_of(found[1], *found).check_alpha(config)
 
 
 def _check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -> None:

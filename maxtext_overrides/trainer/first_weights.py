@@ -30,19 +30,36 @@ def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns the key that names the first weights, and its path.
 
     It is None if the config names none, if the run continues from its own checkpoint, or if the
-    weights are in another layout than Orbax's.
+    weights are in another layout than Orbax's. A checkpoint of adapters has no base: a run of
+    adapters reads it whenever it starts.
 
     Args:
       keys: MaxText's keys.
     """
     if keys.get("source_checkpoint_layout", "orbax") != "orbax":
         return None
-    base, name = keys.get("base_output_directory"), keys.get("run_name")
-    if base and name and keys.get("enable_checkpointing", True):
-        files = RunFiles(f"{base}/{name}")
-        if files.is_local and files.names("checkpoints"):
-            return None
+    if _continues(keys) and not _adapters(keys).get("enable_lora"):
+        return None
     return next(((key, str(path)) for key in _KEYS if (path := keys.get(key))), None)
+
+
+def chosen_adapters(keys: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns the key that names the first adapters, and its path; None as in ``chosen``."""
+    path = _adapters(keys).get("lora_restore_path")
+    return ("lora.lora_restore_path", str(path)) if path and not _continues(keys) else None
+
+
+def _adapters(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    lora = keys.get("lora")
+    return lora if isinstance(lora, Mapping) else {}
+
+
+def _continues(keys: Mapping[str, Any]) -> bool:
+    base, name = keys.get("base_output_directory"), keys.get("run_name")
+    if not (base and name and keys.get("enable_checkpointing", True)):
+        return False
+    files = RunFiles(f"{base}/{name}")
+    return files.is_local and bool(files.names("checkpoints"))
 
 
 def check_place(key: str, path: str, scan_layers: bool | None) -> None:

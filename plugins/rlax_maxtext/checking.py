@@ -108,8 +108,9 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
       ConfigError: it is not a checkpoint, or is of another model.
     """
     from maxtext_overrides.adapters import is_adapter
-    from maxtext_overrides.trainer import first_weights
+    from maxtext_overrides.trainer import adapter_files, first_weights
 
+    adapter_files.check_first_adapters(config, needed.shapes)
     keys = config.get_keys()
     if (found := first_weights.chosen(keys)) is None or config.quantization:
         return
@@ -298,7 +299,13 @@ def _memory(
         )
     copies = kept_copies(slots, context.section).items()
     if config.lora.enable_lora:
-        return found | {f"{what}, of the adapters": needed.trained for what, _ in copies}
+        # The first version has the base, too.
+        return found | {
+            what if is_one else f"{what}, of the adapters": needed.version
+            if is_one
+            else needed.trained
+            for what, is_one in copies
+        }
     return found | {what: needed.version if is_one else needed.weights for what, is_one in copies}
 
 

@@ -51,8 +51,6 @@ def compile_programs(
             config,
             update_arrays=training.update_arrays,
             **training.of_loop,
-            copies={
-                purpose: is_version and context.section.weights.rounded
-                for purpose, is_version in kept_copies(slots, context.section).items()
-            },
+            copies=kept_copies(slots, context.section),
+            rounds=context.section.weights.rounded,
         )

@@ -277,9 +277,9 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     named = context.maxtext.get("tokenizer_type") == "huggingface" and tokenizer.startswith("/")
     if named and not Path(tokenizer).exists():
         raise ConfigError("tokenizer_path", tokenizer, "does not exist")
-    found = first_weights.chosen(context.maxtext)
-    if found is not None and "://" not in found[1]:
-        first_weights.check_place(*found, context.maxtext.get("scan_layers"))
+    for of in (first_weights.chosen, first_weights.chosen_adapters):
+        if (found := of(context.maxtext)) is not None and "://" not in found[1]:
+            first_weights.check_place(*found, context.maxtext.get("scan_layers"))
     return CheckResult(warnings=list(_warnings(context.maxtext)))
 
 

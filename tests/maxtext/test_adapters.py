@@ -1,6 +1,7 @@
 """Low-rank adapters in MaxText's train loop and in a worker, with models of 2 layers."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -246,16 +247,26 @@ def test_modules_that_are_not_there_are_an_error(tmp_path, keys, error):
         tests.train(tmp_path, lora=LORA | keys)
 
 
+def test_check_looks_for_adapters_to_start_from(tmp_path):
+    keys = [f"lora.{key}={value}" for key, value in LORA.items()]
+    result = rlax("check", DEMO, *keys, f"lora.lora_restore_path={tmp_path}")
+    assert result.exit_code == 2
+    assert "lora.lora_restore_path = " in result.stderr and "is not a checkpoint" in result.stderr
+
+
 def test_check_lists_the_modules_and_counts_adapters_only():
     keys = [f"lora.{key}={value}" for key, value in LORA.items()]
+    keys.append("rlax.objective.kl.coefficient=0.1")
     result = rlax("check", DEMO, *keys, "--json")
     assert result.exit_code == 0, result.stderr
     memory = json.loads(result.stdout)["memory_bytes"]["rlax.trainer"]
     # 3 layers of 4 matrices [64, 64] and 3 of [64, 256]; rank 4, float32
     size = 3 * 4 * (4 * 128 + 3 * 320)
-    assert memory["gradients"] == memory["copy that is being published, of the adapters"]
-    assert memory["gradients"] == 4 * size
+    assert memory["copy that is being published"] == memory["parameters"]
+    assert memory["reference policy, of the adapters"] == memory["gradients"] == 4 * size
     assert memory["optimizer state (adamw)"] < 9 * size
     assert memory["parameters"] > 10 * size
-    said = " ".join(rlax("check", DEMO, *keys).stdout.split())
+    plain, said = (" ".join(rlax("check", DEMO, *more).stdout.split()) for more in ((), keys))
+    parameters = re.search(r"[\d,]+ parameters", plain)
+    assert parameters and f" {parameters[0]}; weights" in said
     assert f"rank 4, alpha 8, {size:,} parameters, in decoder/layers_*/mlp/wi_0 (3), " in said

@@ -47,7 +47,8 @@ def train_step(*argv: str, **added: ArraySpec):
         update_arrays={},
         objective=policy_gradient,
         outputs=(),
-        copies={"copy that is being published": False, "reference policy": False},
+        copies={"copy that is being published": True, "reference policy": False},
+        rounds=False,
     )
 
 
@@ -63,6 +64,16 @@ def test_the_train_step(on_this_machine) -> None:
     assert list(program.beside) == ["copy that is being published", "reference policy"]
     # Each pass meets each matrix once, and the output layer, which is the tied embedding.
     assert program.flops == pytest.approx(3 * 2 * ROWS * LENGTH * (MATRICES + VOCAB * WIDTH))
+
+
+@pytest.mark.slow
+def test_of_adapters_copies_are_kept(on_this_machine) -> None:
+    lora = "lora={enable_lora: true, lora_rank: 2, lora_alpha: 2, lora_module_path: decoder/.*wo}"
+    program = train_step("scan_layers=true", "remat_policy=full", lora)
+    assert not program.rejected, program.rejected
+    kept = LAYERS * 2 * (MLP + WIDTH)
+    version = 4 * (PARAMETERS + kept)
+    assert list(program.beside.values()) == [version, 4 * kept]
 
 
 @pytest.mark.slow
