@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from maxtext_overrides.rounding import is_cast
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
@@ -141,7 +142,10 @@ def _adapt(module: Any, path: str, config: Any) -> None:
     shape, axis = list(kernel.shape), config.param_scan_axis
     own = [*module.in_features_shape, *module.out_features_shape]
     layers = [shape.pop(axis)] if len(shape) == len(own) + 1 else []
-    if shape != own or module.quant is not None or place_of(path) in _READ_DIRECTLY:
+    # A version of bfloat16 rounds adapters: the module must compute with rounded ones.
+    casts = is_cast(f"{path.replace('/', '.')}.kernel")
+    is_read = place_of(path) in _READ_DIRECTLY
+    if shape != own or module.quant is not None or is_read or not casts:
         reason = f"matches {path}, a {list(kernel.shape)} matrix to which no adapter can be added"
         raise ConfigError(_KEY, module_path(config), reason)
     # Of the path, so that an adapter does not depend on which others there are.

@@ -51,6 +51,11 @@ def version_dtypes(variables: Mapping[str, Any], config: Any, rounds: bool) -> d
 def _is_cast(name: str, config: Any) -> bool:
     if _OUTPUT.search(name):
         return not config.logits_dot_in_fp32
+    return is_cast(name)
+
+
+def is_cast(name: str) -> bool:
+    """True if a variable other than the output layer is cast to ``dtype`` before arithmetic."""
     return _CAST.search(name) is not None
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from maxtext_overrides import adapters
 from maxtext_overrides.config.memory import creation_of, without_output_layer
 from maxtext_overrides.trainer import kept_weights, output_head
 from maxtext_overrides.trainer.events import Loop
@@ -114,6 +115,8 @@ class MaxTextValueModel:
             return state
         if choice.start == "policy":
             found = dict(published(loop.model_state))
+            if adapters.enabled(loop.config):
+                found = _merged(found, loop.config)
         else:
             found = self._read(choice, abstract)
         return restore(state, self._matching(found, state, choice))
@@ -252,6 +255,17 @@ class MaxTextValueModel:
             ) from error
         structure = jax.tree.structure(self._trained)
         self._trained = jax.tree.unflatten(structure, [found[name] for name in own])
+
+
+def _merged(variables: Mapping[str, jax.Array], config: Config) -> dict[str, jax.Array]:
+    """Returns a policy's variables with its adapters added."""
+    alpha, axis = config.lora.lora_alpha, config.param_scan_axis
+    found = {name: array for name, array in variables.items() if not adapters.is_adapter(name)}
+    for name, kernel in found.items():
+        if (a := variables.get(f"{name}_lora_a")) is not None:
+            b = variables[f"{name}_lora_b"]
+            found[name] = adapters.updated(kernel, a, b, alpha, axis).astype(kernel.dtype)
+    return found
 
 
 def _named(trained: Trained) -> dict[str, jax.Array]:

@@ -247,6 +247,14 @@ def test_modules_that_are_not_there_are_an_error(tmp_path, keys, error):
         tests.train(tmp_path, lora=LORA | keys)
 
 
+def test_the_output_layer_gets_no_adapters(tmp_path):
+    """It may compute in float32, with which a rounded adapter would not agree."""
+    lora = LORA | {"lora_module_path": "decoder/logits_dense"}
+    config = tests.configure(tmp_path, lora=lora, logits_via_embedding=False)
+    with pytest.raises(ConfigError, match=r"matches decoder/logits_dense, a \[32, 64\] matrix to"):
+        abstract_model(config, "train")
+
+
 def test_check_looks_for_adapters_to_start_from(tmp_path):
     keys = [f"lora.{key}={value}" for key, value in LORA.items()]
     result = rlax("check", DEMO, *keys, f"lora.lora_restore_path={tmp_path}")

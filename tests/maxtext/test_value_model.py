@@ -1,6 +1,7 @@
 """A critic of MaxText's: its gradient, micro-batches, packing, state, and first weights."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from rlax_maxtext.critic.model_config import critic_config
 from rlax_maxtext.model_view import MaxTextView
 from tiny_loop import LENGTH, ROWS, TINY, Recorder, batch, configure, train
 
-from maxtext_overrides.trainer.value_model import MaxTextValueModel
+from maxtext_overrides.trainer.value_model import MaxTextValueModel, _merged
 from maxtext_overrides.variables import published
 from rlax_plugin.api import Optimizer, ValueModelChoice
 from rlax_plugin.base.errors import ConfigError, TrainingError
@@ -60,6 +61,16 @@ def test_a_critic_of_a_policy_with_adapters_has_none():
     )
     config = critic_config(given, {}, "keys")
     assert not config.lora.enable_lora and config.lora.lora_restore_path == ""
+
+
+def test_a_critic_starts_from_the_policy_with_its_adapters():
+    kernel, a, b = (np.full(shape, 0.5, np.float32) for shape in ((3, 2, 4), (3, 2, 5), (5, 2, 4)))
+    lora = SimpleNamespace(lora_alpha=4.0)
+    policy = {"wo.kernel": kernel, "wo.kernel_lora_a": a, "wo.kernel_lora_b": b, "scale": a}
+    policy = {name: jax.numpy.asarray(array) for name, array in policy.items()}
+    found = _merged(policy, SimpleNamespace(lora=lora, param_scan_axis=1))
+    assert found.keys() == {"wo.kernel", "scale"}
+    np.testing.assert_allclose(found["wo.kernel"], 0.5 + 4 / 5 * 5 * 0.25)
 
 
 def gradients(before, after):
