@@ -173,23 +173,25 @@ async def test_samples_go_on_across_new_weights(
 ) -> None:
     engine = engine_of(model, starter)
     await take_version(engine, model.version(tmp_path, 1, 1))
-    second = model.version(tmp_path, 2, 2)
-    asked = requests(12)
-    loaded = await engine.load(second)
-    running = asyncio.ensure_future(generated(engine, asked))
-    await eventually(lambda: engine.health()["tokens_total"] > 100)
-    scored = await engine.score(TOKENS, loaded)  # which switches
-    assert np.abs(scored - model.logprobs(2, TOKENS)).max() < 1e-4
-    await engine.use(loaded)
-    replies = await running
-    versions = []
-    for one in asked:
-        for sample in replies[one.key.group][-1]:
-            assert len(sample.tokens) == NEW
-            assert errors(model, one, sample).max() < 1e-4
-            assert (np.diff(sample.versions) >= 0).all()
-            versions.append(tuple(sorted(set(sample.versions.tolist()))))
-    assert {(1, 2), (2,)} <= set(versions)
+    asked, versions = requests(12), set()
+    for new in range(2, 12):  # on a busy machine all samples at the server may have just ended
+        loaded = await engine.load(model.version(tmp_path, new, new))
+        before = engine.health()["tokens_total"]
+        running = asyncio.ensure_future(generated(engine, asked))
+        await eventually(lambda least=before: engine.health()["tokens_total"] > least)
+        scored = await engine.score(TOKENS, loaded)  # which switches
+        assert np.abs(scored - model.logprobs(new, TOKENS)).max() < 1e-4
+        await engine.use(loaded)
+        replies = await running
+        for one in asked:
+            for sample in replies[one.key.group][-1]:
+                assert len(sample.tokens) == NEW
+                assert errors(model, one, sample).max() < 1e-4
+                assert (np.diff(sample.versions) >= 0).all()
+                versions.add(tuple(sorted(set(sample.versions.tolist()))))
+        if (new - 1, new) in versions:
+            break
+    assert {(new - 1, new), (new,)} <= versions
     assert engine.give_up(set(), 0) == {}
 
 
