@@ -23,7 +23,7 @@ from rlax_plugin.tools.commands.export import export, find_source
 class PartsPort(FakePort):
     """Keeps the base and the adapters of each version."""
 
-    def publish(self, step, arrays, canary, parts=None):
+    def publish(self, step, arrays, canary, parts):
         del canary
         base = None if arrays is None else jax.device_get(dict(arrays))
         self.weights[step] = base, {k: jax.device_get(dict(a)) for k, a in parts.items()}

@@ -17,6 +17,7 @@ from maxtext_overrides import adapters
 from maxtext_overrides.config.memory import abstract_model
 from maxtext_overrides.models.merged import MergedWeights
 from maxtext_overrides.models.reading import HeldWeights, stored_shapes
+from maxtext_overrides.rounding import copied
 from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.variables import published, restore
@@ -145,6 +146,17 @@ def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_pa
     base = DecodeEngine(tiny_engine.configure(scan_layers=scanned))
     plain = {n: a for n, a in merged(variables, 1).items() if is_base(n)}
     np.testing.assert_allclose(base.logprobs(plain, TOKENS), canary, atol=1e-5)
+
+
+def test_rounded_adapters_compute_the_same_in_bfloat16(tmp_path):
+    def look(loop):
+        variables = with_random_b(published(loop.model_state))
+        rounded = copied(variables, loop.config, True)
+        assert all(rounded[n].dtype == "bfloat16" for n in filter(adapters.is_adapter, variables))
+        forward = CanaryForward(TOKENS)
+        return [np.asarray(forward(loop, one).logprobs) for one in (variables, rounded)]
+
+    np.testing.assert_array_equal(*at_start(tmp_path, look, dtype="bfloat16"))
 
 
 def test_gradients_are_those_of_finite_differences(tmp_path):
