@@ -65,7 +65,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
     for one in checked:
         assert one.plugin == name and bool(one.rules) != bool(one.note)
     needs_model = {one.name for one in checked if one.note}
-    needing = {"jetstream", "maxtext", "number_tasks", "reasoning_gym"}
+    needing = {"jetstream", "maxtext", "number_tasks", "reasoning_gym", "vllm"}
     needing |= {one.partition("/")[2] for one in DATA_SETS} if name == "rlax_datasets" else set()
     assert needs_model == needing & {one.name for one in checked}
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.training.objective.advantages import AdvantageSlot, Outcomes, probe
+from rlax_plugin.training.objective.inputs import Imitation
 
 _SIZES = (3, 4, 5)  # samples of each group
 _EQUAL = (0.1, 0.7, 1 / 3, -2.3, 1e6)  # rewards whose mean may round to something else
@@ -75,6 +76,14 @@ def check_advantage(trial: Trial, part: Inspection) -> None:
             np.array_equal(_tokens(first, clean), _tokens(second, clean)),
             "values behind a sample's end change its advantages",
         )
+    if isinstance(slot, Imitation) and slot.imitates:
+        with part.rule(
+            "an advantage that imitates is never below 0",
+            "it is the weight of a likelihood: return 0 for samples that are not to be imitated",
+        ):
+            least = _tokens(computed(outcomes(MIXED)), outcomes(MIXED)).min()
+            require(least >= 0, f"rewards 0, 0.5 and 1 get advantages from {least:.3g}")
+        return
     with part.rule(
         "equal rewards that it compares get exactly 0: there is nothing to learn from them",
         "guard what such rewards leave undefined, such as a division by their std: wrap a function "

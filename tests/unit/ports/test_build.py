@@ -87,9 +87,9 @@ def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) 
     assert "did you mean 'right'? known: exact_answer, " in error.reason
     error = problem(objective={"preset": "grop"})
     assert error.key == "rlax.objective.preset"
-    assert "did you mean 'grpo'? known: aipo, areal/grpo, cispo, " in error.reason
+    assert "did you mean 'grpo'? known: aipo, areal/grpo, awr, " in error.reason
     error = problem(objective={"preset": "PPO"})  # the case of letters does not count
-    assert "did you mean 'ppo'? known: aipo, areal/grpo, cispo, " in error.reason
+    assert "did you mean 'ppo'? known: aipo, areal/grpo, awr, " in error.reason
     error = problem(objective={"grad_2": {"name": "clip"}})
     assert error.key == "rlax.objective.grad_2.name" and "clipped_ratio" in error.reason
 
