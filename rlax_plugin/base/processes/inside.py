@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -31,6 +32,9 @@ class Lines:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # In order with the errors, and not lost if the process is killed.
+            sys.stdout.reconfigure(line_buffering=True)
         self._rest = b""
 
     def next(self, idle_s: float | None = None) -> bytes:
