@@ -30,6 +30,7 @@ def test_samples_of_a_quarantined_worker_are_not_trained(tmp_path, monkeypatch):
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
         "rlax.objective.old_policy=proximal",
         "rlax.curation.filters=[]",
+        "rlax.rollouts.slots=4",  # one group at a time, so that no worker gets all of a step
         "steps=6",
     )
     log = run.dir / "logs/local-1.log"
