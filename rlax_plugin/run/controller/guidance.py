@@ -25,7 +25,6 @@ from rlax_plugin.run.state.run_state import Open
 
 log = logging.getLogger("rlax.controller")
 
-
 _KEY = "rlax.prompt_source.name"
 
 

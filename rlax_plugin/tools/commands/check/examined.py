@@ -64,6 +64,7 @@ class Prompts:
         found = RunPrompts.read(section, part, trains=trains, note=notes.append)
         check_stages(section.curation.stages, found.train)
         check_data(section, functions, found)
+        check_answers(section, found.source)
         if not trains:
             logged = read_logged(section, found.source, slots, maxtext)
             notes.append(logged.note)
@@ -174,7 +175,5 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
         keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
         forms = [form_of(part("reward", choice, key)) for choice, key in keys]
         check_rewards(section, needs_of(forms))
-    found = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
-    if guided:
-        check_answers(section, part("prompt_source", section.prompt_source, "rlax.prompt_source"))
-    return replace(config, checked=checked, prompts=found)
+    prompts = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
+    return replace(config, checked=checked, prompts=prompts)
