@@ -1,0 +1,1 @@
+"""The HTTP door: OpenAI's API in front of a policy."""
