@@ -126,7 +126,7 @@ class Choice:
 
     Attributes:
       tokens: int32 [length], the stop token included.
-      logprobs: float32 [length], natural, of the distribution that was sampled from.
+      logprobs: float32 [length], see ``Sampled``.
       text: decoded tokens, without stop tokens; it ends before a stop string.
       version: weight version of its last token.
       message: for chats; None otherwise.
@@ -153,8 +153,11 @@ class Answered:
     choices: tuple[Choice, ...]
 
 
-Told = Callable[[int, Sequence[int], Sequence[float]], None]
-"""Called with a choice's index, and the tokens that it has gained, with their log-probs."""
+Told = Callable[[int, Sequence[int], Sequence[float], str], None]
+"""Called with a choice's index, and its new tokens, their log-probs, and its new text.
+
+Text that further tokens may change is held back. In a chat the texts are the message's content.
+"""
 
 
 class Policy(Protocol):
@@ -189,8 +192,8 @@ class Policy(Protocol):
         """
         ...
 
-    async def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens.
+    async def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token alone, for log-probs.
 
         Raises:
           Refused: the policy decodes no tokens.
