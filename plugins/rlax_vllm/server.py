@@ -34,6 +34,7 @@ _KEEPER = Path(__file__).parent / "keeper.py"
 _FLOOR = -9999.0  # what vLLM writes for a log-prob that is -inf or not a number
 _ROUNDED = 1e-5  # of a log-prob of a certain token, above 0
 _END_S = 15.0  # for the keeper, to end all processes of the server
+_IDLE_S = 1.0  # after which a connection is not used again: vLLM closes it after 5 s
 _CHUNK_TOKENS = 8  # tokens of one message: one each would cost as much as small models do
 _SAID = 5  # last lines of the server's log that an error repeats
 _LINE = 300  # characters of each
@@ -89,7 +90,8 @@ class Server:
             socket = os.path.join(directory, "api")
             self._keeper = self._start(python, [*arguments, "--uds", socket], directory)
         transport = httpx.AsyncHTTPTransport(
-            uds=socket or None, limits=httpx.Limits(max_connections=connections)
+            uds=socket or None,
+            limits=httpx.Limits(max_connections=connections, keepalive_expiry=_IDLE_S),
         )
         base = "http://vllm" if socket else url
         self._http = httpx.AsyncClient(transport=transport, base_url=base)

@@ -9,8 +9,10 @@ import psutil
 import pytest
 import recorded_vllm
 import rlax_vllm
+from rlax_vllm import server as vllm_server
 from rlax_vllm.checking import check_start, installed
 from rlax_vllm.options import VllmConfig
+from rlax_vllm.server import CALL, START, TOKENS, Server
 from sections import section_with
 from waiting import wait_until
 
@@ -153,3 +155,34 @@ def test_what_other_users_can_reach_is_warned_of(tmp_path: Path) -> None:
 def test_a_python_without_vllm_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has no vLLM: .*'vllm'"):
         installed(sys.executable)
+
+
+async def test_a_connection_that_the_server_may_be_closing_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vllm_server, "_IDLE_S", 0.0)
+    answered = 0
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answered
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        answered += 1
+        await reader.read(1)  # of the next request, which meets the end of the connection
+        writer.close()
+
+    listening = await asyncio.start_unix_server(answer_once, tmp_path / "api")
+    server = Server(
+        python="",
+        url=f"unix:{tmp_path / 'api'}",
+        directory="",
+        arguments=[],
+        vocabulary=1,
+        connections=1,
+        limits=dict.fromkeys((CALL, TOKENS, START), 30.0),
+        on_end=print,
+    )
+    for count in (1, 2):
+        assert await server.post("/reset_prefix_cache", {}) == {}
+        assert answered == count
+    listening.close()
