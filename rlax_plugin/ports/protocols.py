@@ -225,15 +225,22 @@ class PromptSource(ABC):
         """
         raise ValueError("the prompt source has no encode_given: give tokens, not a text")
 
-    def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
+    def encode_messages(
+        self,
+        messages: Sequence[Message],
+        after: np.ndarray | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Tokens of an environment's messages, up to the start of the policy's next answer.
 
         Args:
           messages: mappings with a role and a content.
           after: tokens of the completion before them; None: the messages begin a sequence.
+          tools: descriptions of the conversation's tools, as JSON schemas.
 
         Raises:
-          ValueError: they cannot be encoded, or the source encodes none.
+          ValueError: they cannot be encoded, or the source encodes none; or the chat template does
+            not read tools.
         """
         raise ValueError("the prompt source has no encode_messages: give tokens or a text")
 

@@ -84,14 +84,19 @@ class ChatTemplate:
         # The process that renders keeps the working directory of its start.
         where = directory.absolute()
         self._template = Template(where, source, dict(arguments), limits) if source else None
-        self._independent: set[tuple[str, ...]] = set()  # roles of turns that were tried
+        self._independent: set[tuple[str, ...]] = set()  # tools or not, and roles, that were tried
 
     @property
     def exists(self) -> bool:
         """True if the tokenizer has a chat template."""
         return self._template is not None
 
-    def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Returns the tokens of a conversation, ready for the model.
 
         Special tokens within the messages, such as ``<|im_end|>`` in a user's text, are encoded as
@@ -100,13 +105,14 @@ class ChatTemplate:
         Args:
           messages: the first may be that of the system.
           generation_prompt: True if the beginning of the policy's answer follows.
+          tools: descriptions of the tools, as JSON schemas, which the template gets.
 
         Raises:
-          ChatTemplateError: there is no template, it raised something, or it needs more than its
-            limits.
+          ChatTemplateError: there is no template, it raised something, it needs more than its
+            limits, or it does not read tools or calls of tools that there are.
           ValueError: these are not valid messages.
         """
-        return self._rendered([messages], generation_prompt, self.limits.render_s)[0]
+        return self._rendered([messages], generation_prompt, self.limits.render_s, tools)[0]
 
     def render_all(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
         """Returns ``render`` of many conversations, several times as fast.
@@ -122,13 +128,17 @@ class ChatTemplate:
         conversations: Sequence[Sequence[Message]],
         generation_prompt: bool,
         limit_s: float,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[list[int]]:
         template = self._usable()
         checked = [[_checked(message) for message in messages] for messages in conversations]
         if not all(checked):
             raise ValueError("a conversation has at least one message")
+        for messages in checked:
+            for turn, message in enumerate(messages):
+                self._check_read(turn, message, tools, keys=("tool_calls",))
         try:
-            return rendered(template, checked, generation_prompt, limit_s)
+            return rendered(template, checked, generation_prompt, tools, limit_s)
         except RenderError as error:
             raise ChatTemplateError(self._file, f"failed: {error}") from error
 
@@ -247,14 +257,18 @@ class ChatTemplate:
         return re.search(rf"\b{name}\b", self._source) is not None
 
     def _check_read(
-        self, turn: int, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+        self,
+        turn: int,
+        message: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+        keys: Sequence[str] = (_REASONING, "tool_calls"),
     ) -> None:
-        """Refuses an answer of which the template would leave something out.
+        """Refuses a message of which the template would leave something out.
 
         Raises:
           ChatTemplateError: it does not name the key.
         """
-        for key in (_REASONING, "tool_calls"):
+        for key in keys:
             if message.get(key) and not self._reads(key):
                 raise ChatTemplateError(
                     self._file, f"does not read {key}, which message {turn + 1} has"
@@ -308,7 +322,7 @@ class ChatTemplate:
     @cached_property
     def _ending(self) -> list[int]:
         """The tokens that the template puts after an answer if nothing follows it."""
-        return self._behind_answer((_BEFORE,), (), generation_prompt=False)
+        return self._behind_answer((_BEFORE,), (), (), generation_prompt=False)
 
     def end_id(self) -> int | None:
         """Returns the special token with which the template ends an answer; None without one."""
@@ -328,6 +342,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         after: Sequence[int] | np.ndarray,
         stop_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Returns the tokens from the end of a sampled answer to the beginning of the next one.
 
@@ -340,14 +355,15 @@ class ChatTemplate:
           messages: messages after the answer, such as the result of a tool.
           after: the sampled tokens of that answer, its stop token included.
           stop_ids: tokens that end an answer.
+          tools: those that the conversation began with; see ``render``.
 
         Raises:
           ChatTemplateError: see ``render``; or the text that the template writes after an answer
             depends on earlier messages, such as one of the system.
         """
-        self._check_independent(messages)
+        self._check_independent(messages, tools)
         ending = self._ending
-        follows = self._behind_answer((_BEFORE,), messages, generation_prompt=True)
+        follows = self._behind_answer((_BEFORE,), messages, tools, generation_prompt=True)
         place = next((i for i, token in enumerate(ending) if token in stop_ids), None)
         if place is None:  # the template ends an answer with plain text, such as a newline
             place = len(ending) - 1
@@ -357,15 +373,17 @@ class ChatTemplate:
         ended = ended and follows[: place + 1] == ending[: place + 1]
         return follows[place + 1 :] if ended else follows
 
-    def _check_independent(self, messages: Sequence[Message]) -> None:
+    def _check_independent(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Checks that the next turn does not depend on earlier messages, once for equal roles."""
-        roles = tuple(str(message.get("role")) for message in messages)
+        roles = ("tools" if tools else "", *(str(message.get("role")) for message in messages))
         if roles in self._independent:
             return
-        found = self._behind_answer((_BEFORE,), messages, generation_prompt=True)
+        found = self._behind_answer((_BEFORE,), messages, tools, generation_prompt=True)
         for before in ((*_EARLIER, _BEFORE), (_SYSTEM, _BEFORE)):
             try:
-                other = self._behind_answer(before, messages, generation_prompt=True)
+                other = self._behind_answer(before, messages, tools, generation_prompt=True)
             except ChatTemplateError:
                 if before[0] is not _SYSTEM:
                     raise
@@ -380,11 +398,16 @@ class ChatTemplate:
         self._independent.add(roles)
 
     def _behind_answer(
-        self, before: Sequence[Message], messages: Sequence[Message], *, generation_prompt: bool
+        self,
+        before: Sequence[Message],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        generation_prompt: bool,
     ) -> list[int]:
         """Returns the tokens after an answer to ``before``, if ``messages`` come next."""
         answer = {"role": "assistant", "content": _ANSWER}
-        tokens = self.render([*before, answer, *messages], generation_prompt)
+        tokens = self.render([*before, answer, *messages], generation_prompt, tools)
         low, high = 0, len(tokens)  # the fewest tokens with the whole answer are in (low, high]
         while high - low > 1:
             middle = (low + high) // 2

@@ -82,9 +82,10 @@ def rendered(
     template: Template,
     conversations: Sequence[Sequence[Mapping[str, Any]]],
     generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]],
     limit_s: float,
 ) -> list[list[int]]:
-    """Returns the tokens of conversations.
+    """Returns the tokens of conversations, which have the same tools, as JSON schemas.
 
     Any thread may call this. The process is started by the first call, and again after a call that
     ended it.
@@ -93,7 +94,7 @@ def rendered(
       RenderError: the template raised something, or needed more than its limits.
       ValueError: JSON cannot hold a message.
     """
-    asked = {"prompt": generation_prompt, "given": conversations}
+    asked = {"prompt": generation_prompt, "given": conversations, "tools": tools}
     return _answered(template, asked, limit_s)["tokens"]
 
 

@@ -44,6 +44,8 @@ def _load(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
 
 def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
     fast, arguments = loaded[asked["number"]]
+    tools = asked["tools"]
+    arguments = {**arguments, "tools": tools} if tools else arguments
     _limit(**asked["limits"])
     try:
         if "turns" in asked:
@@ -79,8 +81,7 @@ def _tokens(
 
 def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Returns the tokens of a conversation and of some of its answers; see ``rendered_turns``."""
-    messages, turns, tools = asked["given"], asked["turns"], asked["tools"]
-    arguments = {**arguments, "tools": tools} if tools else arguments
+    messages, turns = asked["given"], asked["turns"]
     (whole,) = _tokens(fast, arguments, [messages], False)
     # First of all: the beginnings of one that is far too long would take minutes.
     if asked["most_tokens"] is not None and len(whole) > asked["most_tokens"]:
@@ -104,7 +105,7 @@ def _turns(fast: Any, arguments: dict[str, Any], asked: dict[str, Any]) -> dict[
                 text = f"writes the conversation {at} otherwise than in the whole one{hint}"
                 return {"differs": text}
     marked = None
-    if _MARKS.search(fast.get_chat_template(None, tools or None)):
+    if _MARKS.search(fast.get_chat_template(None, asked["tools"] or None)):
         found = fast.apply_chat_template(
             messages, return_dict=True, return_assistant_tokens_mask=True, **arguments
         )

@@ -220,16 +220,22 @@ class Tokenizer:
             ) from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """See ``ChatTemplate.render``."""
-        return self.chat.render(messages, generation_prompt)
+        return self.chat.render(messages, generation_prompt, tools)
 
     def next_turn(
-        self, messages: Sequence[Mapping[str, Any]], after: Sequence[int] | np.ndarray
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        after: Sequence[int] | np.ndarray,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """See ``ChatTemplate.next_turn``."""
-        return self.chat.next_turn(messages, after, self.stop_ids)
+        return self.chat.next_turn(messages, after, self.stop_ids, tools)
 
 
 def load_fast(directory: Path, key: str) -> Any:

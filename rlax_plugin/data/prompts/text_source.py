@@ -104,15 +104,20 @@ class TextSource(PromptSource):
         """Returns the tokens of a text that an environment adds after a completion."""
         return self.tokenizer.encode_behind(text)
 
-    def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
+    def encode_messages(
+        self,
+        messages: Sequence[Message],
+        after: np.ndarray | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Returns the tokens of messages after a completion, or at the start of a sequence.
 
         Raises:
           ValueError: the chat template cannot render them, see ``ChatTemplate``.
         """
         if after is None:
-            return self.tokenizer.render(messages)
-        return self.tokenizer.next_turn(messages, after)
+            return self.tokenizer.render(messages, tools=tools)
+        return self.tokenizer.next_turn(messages, after, tools)
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """Returns a right completion with its ending, int32 [length]."""

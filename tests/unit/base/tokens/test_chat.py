@@ -110,6 +110,25 @@ def test_the_next_turn_is_what_the_template_gives_for_the_whole_conversation(
     assert sequence == tokenizer.render([QUESTION, answer, RESULT])
 
 
+def test_tools_are_what_the_template_reads_also_in_the_next_turn(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    tokenizer = load(tmp_path / "reads", "{{ tools | tojson if tools else '' }}" + CHATML)
+    without = tokenizer.render([QUESTION])
+    with_tools = tokenizer.render([QUESTION], tools=[tool])
+    assert with_tools[-len(without) :] == without
+    assert shown(tokenizer, with_tools).startswith('[{"type": "function", "function": {"name": "f"')
+    sampled = [*tokenizer.encode("f"), *ids_of(tokenizer, END)]
+    answer = {"role": "assistant", "content": "f"}
+    sequence = [*with_tools, *sampled, *tokenizer.next_turn([RESULT], sampled, [tool])]
+    assert sequence == tokenizer.render([QUESTION, answer, RESULT], tools=[tool])
+    plain = load(tmp_path / "plain")
+    call = {"role": "assistant", "content": "", "tool_calls": [tool]}
+    with pytest.raises(ChatTemplateError, match="does not read tools, which the conversation has"):
+        plain.render([QUESTION], tools=[tool])
+    with pytest.raises(ChatTemplateError, match="does not read tool_calls, which message 3 has"):
+        plain.next_turn([call, QUESTION], sampled)
+
+
 def test_what_was_sampled_is_not_encoded_again(tmp_path: Path) -> None:
     tokenizer = load(tmp_path)
     letters = [tokenizer.encode(c)[0] for c in "end"]  # the tokenizer has one token for all three

@@ -108,7 +108,7 @@ def _load(process: subprocess.Popen[bytes], directory: Path, template: str) -> N
 def test_the_process_ends_by_itself_if_nobody_is_left_to_end_it(tmp_path, child) -> None:
     _load(child, tmp_path, _LOOPS)
     limits = {"limit_s": 0.1, "memory_bytes": 256 << 20}
-    _asked(child, number=1, limits=limits, prompt=True, given=[[QUESTION]])
+    _asked(child, number=1, limits=limits, prompt=True, tools=[], given=[[QUESTION]])
     assert child.wait(60) == -signal.SIGXCPU  # of the processor time
 
 
@@ -117,7 +117,7 @@ def test_the_process_outlives_a_ctrl_c_but_not_its_parent(tmp_path, child) -> No
     os.kill(child.pid, signal.SIGINT)
     os.kill(child.pid, signal.SIGTERM)
     limits = {"limit_s": 60.0, "memory_bytes": 256 << 20}
-    _asked(child, number=1, limits=limits, prompt=True, given=[[QUESTION]])
+    _asked(child, number=1, limits=limits, prompt=True, tools=[], given=[[QUESTION]])
     assert child.stdout is not None and child.stdin is not None
     assert json.loads(child.stdout.readline())["tokens"]
     child.stdin.close()
