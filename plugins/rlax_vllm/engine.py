@@ -363,22 +363,25 @@ class VllmEngine(RolloutEngine):
     ) -> AsyncGenerator[Chunk]:
         """Reads one stream to its end, and checks it; only the last chunk has a ``finish``."""
         assert self._server is not None
-        tokens: list[int] = []
+        count, stopped = 0, False
         stream = self._server.sample(
             prompt, label, max_tokens=most, stop_token_ids=list(stop_ids), **sampling
         )
         async with aclosing(stream):
             async for chunk in stream:
-                tokens += chunk.tokens.tolist()
-                stops = [i for i, t in enumerate(tokens) if t in stop_ids]
-                if len(tokens) > most or (stops and stops[0] != len(tokens) - 1):
+                if stopped and len(chunk.tokens):
+                    raise WorkerError("vLLM went on behind the end of a sample")
+                stops = [i for i, t in enumerate(chunk.tokens.tolist()) if t in stop_ids]
+                count += len(chunk.tokens)
+                stopped = stopped or bool(stops)
+                if count > most or (stops and stops[0] != len(chunk.tokens) - 1):
                     raise WorkerError("vLLM went on behind the end of a sample")
                 if chunk.finish is not None:
-                    ended = "stop" if stops else "length" if len(tokens) == most else "abort"
+                    ended = "stop" if stopped else "length" if count == most else "abort"
                     if chunk.finish != ended:
-                        what = f"{len(tokens)} of {most} tokens, {len(stops)} stop ids"
+                        what = f"{count} of {most} tokens, {'a' if stopped else 'no'} stop id"
                         raise WorkerError(f"vLLM says {chunk.finish} after {what}")
-                    expected = ((label, 0, len(tokens)),) if tokens else ()
+                    expected = ((label, 0, count),) if count else ()
                     if chunk.spans != expected:
                         what = f"weights {chunk.spans}, and {expected} are in use"
                         raise WorkerError(f"vLLM generated with {what}")

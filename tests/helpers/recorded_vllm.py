@@ -182,7 +182,8 @@ class RecordedVllm:
                     last = int(logprobs.argmax())
                 count += 1
                 pending.append((last, float(logprobs[last])))
-                if last in sampling.get("stop_token_ids", ()):
+                stop_ids = sampling.get("stop_token_ids", ())
+                if last in stop_ids and "stop ids ignored" not in self.faults:
                     finish = "stop"
                 elif count == most:
                     finish = "length"

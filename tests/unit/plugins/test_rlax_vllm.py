@@ -148,6 +148,21 @@ async def test_a_sample_ends_with_a_stop_id(tmp_path: Path) -> None:
         assert stopped[0].tokens.tolist() == free[0].tokens[: place + 1].tolist()
 
 
+@pytest.mark.parametrize("place", [0, 3])  # messages are of the tokens 0, 1 to 8, 9 to 16, ...
+async def test_a_sample_that_goes_on_behind_its_stop_id_ends_the_engine(
+    place: int, tmp_path: Path
+) -> None:
+    async with engine_with(tmp_path) as (engine, server):
+        one = asked(seeds=(11,))
+        ((free,),) = (await generated(engine, one)).values()
+        stop = int(free.tokens[place])
+        assert stop not in free.tokens[:place]
+        server.faults.add("stop ids ignored")
+        sampling = SamplingParams(1.0, max_new_tokens=50, stop_ids=(stop,))
+        with pytest.raises(WorkerError, match="went on behind the end of a sample"):
+            await generated(engine, replace(one, sampling=sampling))
+
+
 FAULTS = {
     "token beyond": "a token beyond the vocabulary",
     "log-prob of another token": "a log-prob of another token",
