@@ -207,7 +207,7 @@ class ChatTemplate:
         return Demonstration(found.tokens, spans)
 
     @cached_property
-    def _source(self) -> str:
+    def source(self) -> str:
         """The template's text; of several, all of them."""
         source = self._fast.chat_template
         return source if isinstance(source, str) else "\n".join(source.values())
@@ -218,11 +218,7 @@ class ChatTemplate:
         Tags in a content are texts, and not the tokens that the template writes around reasoning.
         """
         content = message.get("content")
-        if (
-            message["role"] != "assistant"
-            or _REASONING in message
-            or _REASONING not in self._source
-        ):
+        if message["role"] != "assistant" or _REASONING in message or _REASONING not in self.source:
             return message
         if not isinstance(content, str) or not (found := _THOUGHT.fullmatch(content)):
             return message
@@ -238,7 +234,7 @@ class ChatTemplate:
         for text in self._written:
             if text in str(content):
                 advice = "write calls of tools as tool_calls"
-                if self._reads(_REASONING):
+                if self.reads(_REASONING):
                     advice += f", and reasoning as {_REASONING}"
                 raise ChatTemplateError(
                     self._file,
@@ -250,11 +246,11 @@ class ChatTemplate:
     def _written(self) -> list[str]:
         """The tokens, special ones apart, that the template writes itself."""
         added = [one.content for one in self._fast.added_tokens_decoder.values() if not one.special]
-        return [text for text in added if text.strip() and text in self._source]
+        return [text for text in added if text.strip() and text in self.source]
 
-    def _reads(self, name: str) -> bool:
+    def reads(self, name: str) -> bool:
         """True if the template's text names a key or a variable."""
-        return re.search(rf"\b{name}\b", self._source) is not None
+        return re.search(rf"\b{name}\b", self.source) is not None
 
     def _check_read(
         self,
@@ -269,11 +265,11 @@ class ChatTemplate:
           ChatTemplateError: it does not name the key.
         """
         for key in keys:
-            if message.get(key) and not self._reads(key):
+            if message.get(key) and not self.reads(key):
                 raise ChatTemplateError(
                     self._file, f"does not read {key}, which message {turn + 1} has"
                 )
-        if tools and not self._reads("tools"):
+        if tools and not self.reads("tools"):
             raise ChatTemplateError(self._file, "does not read tools, which the conversation has")
 
     def _end_of(self, tokens: Sequence[int], begin: int, end: int) -> int:

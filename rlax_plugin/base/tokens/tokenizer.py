@@ -113,6 +113,11 @@ class Tokenizer:
         """The token with which the chat template ends an answer; None if there is none."""
         return self.chat.end_id() if self.chat.exists else None
 
+    def special_id(self, text: str) -> int | None:
+        """Returns the special token that is written as a text; None if there is none."""
+        added = self._fast.added_tokens_decoder.items()
+        return next((i for i, one in added if one.special and one.content == text), None)
+
     def difference(self, other: Tokenizer) -> str | None:
         """Returns text on an id with different tokens in the two; None if they agree in all ids."""
         ours, theirs = (
