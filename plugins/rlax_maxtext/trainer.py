@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -432,7 +432,7 @@ class MaxTextTrainer(Trainer):
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
         """See ``Trainer``."""
-        from rlax_maxtext.models import examine_model
+        from rlax_maxtext.trainer import examine_model
 
         return examine_model(source, dtype, scan_layers)
 
@@ -498,3 +498,46 @@ class MaxTextTrainer(Trainer):
             objective=make_loss(slots),
             base=absolute(str(given.maxtext.get("load_parameters_path") or "")),
         )
+
+
+if TYPE_CHECKING:
+    from maxtext_overrides.models.convert import Convertible
+
+
+def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
+    """See ``Trainer.examine_model``."""
+    from maxtext_overrides.models.convert import examine
+
+    found = examine(source, dtype, scan_layers)
+    # MaxText takes seconds to import: not before the source is known to be sound.
+    from maxtext_overrides.models import agreement
+
+    agreement.check(found.architecture, found.keys, str(source))
+    return _Model(found)
+
+
+class _Model(ConvertibleModel):
+    """A model that was examined."""
+
+    def __init__(self, found: Convertible):
+        self._found = found
+        self.nbytes = found.nbytes
+        family = found.architecture.family
+        self.description = f"{family}, {found.parameters:,} parameters, {found.dtype}"
+        self.notes = [*_notes(found)]
+
+    def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
+        self._found.write(directory, home, progress)
+
+    def verification(self, python: str) -> Callable[[Path], Sequence[str]]:
+        from maxtext_overrides.models.verify import Verification
+
+        return Verification(self._found, python).compare
+
+
+def _notes(found: Convertible) -> Iterator[str]:
+    if not found.has_tokenizer:
+        yield f"{found.source.where} has no tokenizer: set tokenizer_type and tokenizer_path"
+    if doubles := found.source.doubles:
+        more = f" and {len(doubles) - 1} more" if len(doubles) > 1 else ""
+        yield f"{min(doubles)}{more} have float64 values, which are rounded to {found.dtype}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rlax_plugin.base.concurrency.clock import Clock
-from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.text.harmless import is_one_line, one_line
 from rlax_plugin.base.types import NATIVE
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
@@ -22,10 +23,8 @@ from rlax_plugin.rollout.fleet.identities import (
     malformed,
 )
 from rlax_plugin.rollout.fleet.links import RemoteLink, WorkerLink
-from rlax_plugin.rollout.fleet.losses import Losses
 from rlax_plugin.rollout.fleet.newest import NewestVersion
 from rlax_plugin.rollout.fleet.progress import Answers, Progress, moves_of, unfinished_of
-from rlax_plugin.rollout.fleet.starting import Starting
 from rlax_plugin.rollout.fleet.worker import Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -432,3 +431,112 @@ class Fleet(rpc.FleetServicer):
 def _burden(worker: Worker) -> tuple[float, float]:
     """Orders workers by how slow they are, as far as below the median, and then by their load."""
     return max(1.0, 1 / worker.speed), worker.assigned / worker.slots
+
+
+_FIRST_S, _LONGEST_S = 15.0, 600.0  # rests, after the second loss and at most
+_FORGOTTEN_S = 600.0  # after the last rest, or the last loss without one
+_MOST_NAMES = 10_000  # that are remembered; the one that was lost longest ago is forgotten first
+
+
+@dataclass(slots=True)
+class _Record:
+    losses: int
+    until_s: float  # end of the rest
+
+
+class Losses:
+    """Remembers the recent losses of each name, also when its process has gone."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+
+    def lost(self, name: str, now_s: float) -> float:
+        """Notes the loss of a worker; returns the seconds that it is to rest, often 0."""
+        record = self._records.pop(name, None)
+        before = 0 if record is None or now_s - record.until_s > _FORGOTTEN_S else record.losses
+        rest_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(before - 1, 30)) if before else 0.0
+        self._records[name] = _Record(before + 1, now_s + rest_s)
+        if len(self._records) > _MOST_NAMES:
+            del self._records[next(iter(self._records))]
+        return rest_s
+
+    def answered(self, name: str, now_s: float) -> None:
+        """Takes a loss off a worker that has answered a request, and ends its rest."""
+        if (record := self._records.get(name)) is not None:
+            record.losses, record.until_s = record.losses - 1, min(now_s, record.until_s)
+            if not record.losses:
+                del self._records[name]
+
+    def count(self, name: str) -> int:
+        """Returns the number of losses that count."""
+        record = self._records.get(name)
+        return 0 if record is None else record.losses
+
+    def rest_s(self, name: str, now_s: float) -> float:
+        """Returns the seconds for which a worker still rests."""
+        record = self._records.get(name)
+        return 0.0 if record is None else max(0.0, record.until_s - now_s)
+
+
+_MOST_NAMED = 3
+_MOST_STARTING = 4096
+_LONGEST_DOING = 40  # characters of an activity
+_BUILDING = "building the engine"  # an engine may not say more
+
+
+class Starting:
+    """The workers that have requested the config but have not registered.
+
+    What they say is shown as it is, made harmless and short.
+    """
+
+    def __init__(self) -> None:
+        self._doing: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._doing)
+
+    def note(self, name: str, doing: str) -> None:
+        """Notes the activity of a worker, or that it was rejected; empty: it builds its engine."""
+        known = name in self._doing or len(self._doing) < _MOST_STARTING
+        if name and known and is_one_line(name, LONGEST_NAME):
+            self._doing[name] = one_line(doing, _LONGEST_DOING)
+
+    def described(
+        self, workers: Iterable[Worker], expected: int | None, *, published: bool = True
+    ) -> str:
+        """Returns the number of registered workers, and what those do that are not ready.
+
+        A worker process first starts and requests the run's config. Then it builds its engine,
+        which may say what it does. Then it registers and loads weights. Any thread may call this.
+
+        Args:
+          workers: the registered ones.
+          expected: number of workers that the launcher starts; None: unknown.
+          published: True once there are weights to load.
+
+        Returns:
+          The description; empty once all expected workers are ready.
+        """
+        registered = list(workers)
+        for worker in registered:
+            self._doing.pop(worker.name, None)
+        starting = dict(self._doing)
+        doing: dict[str, list[str]] = {}
+        for name, activity in sorted(starting.items()):
+            doing.setdefault(activity or _BUILDING, []).append(name)
+        if loading := sorted(worker.name for worker in registered if worker.version < 0):
+            doing["loading weights" if published else "waiting for weights"] = loading
+        missing = 0 if expected is None else expected - len(registered) - len(starting)
+        if not doing and expected is not None and missing <= 0:
+            return ""
+        parts = [f"{_named(names)} {activity}" for activity, names in doing.items()]
+        parts += [f"{missing} starting"] * (missing > 0)
+        of = "" if expected is None else f" of {expected}"
+        said = f" ({'; '.join(parts)})" if parts else ""
+        return f"workers: {len(registered)}{of} registered{said}"
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

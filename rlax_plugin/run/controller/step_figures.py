@@ -6,12 +6,12 @@ It owns the counts at the end of the last step, of which a step's metrics are th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from rlax_plugin.config import RlaxSection, Schedule
+from rlax_plugin.rollout.fleet.worker import Worker
 from rlax_plugin.run.controller.generation import Generation
-from rlax_plugin.run.metrics.slot_use import SlotUse
 from rlax_plugin.run.metrics.step import FinishedStep, step_metrics
 
 
@@ -57,3 +57,36 @@ class StepFigures:
         used = self._slot_use.take(self._generation.fleet.workers.values())
         self._replaced_before = self._generation.rewards.replaced
         return {**await computed, **others, **used}
+
+
+class SlotUse:
+    """Counts the decode steps of all workers, and in how many of them a slot generated a token."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], tuple[float, float, float]] = {}
+
+    def take(self, workers: Iterable[Worker]) -> dict[str, float]:
+        """Returns the metrics since the last call; none if nothing was decoded or counted.
+
+        ``figures`` of a worker are those of its last heartbeat.
+        """
+        used = offered = decoded = seconds = 0.0
+        now: dict[tuple[str, str], tuple[float, float, float]] = {}
+        for worker in workers:
+            figures = worker.figures
+            if "slot_steps_total" not in figures or "steps_total" not in figures:
+                continue
+            steps, in_use = figures["steps_total"], figures["slot_steps_total"]
+            decode_s = figures.get("decode_s_total", 0.0)
+            steps_before, before, s_before = self._before.get(worker.identity, (0.0, 0.0, 0.0))
+            now[worker.identity] = steps, in_use, decode_s
+            offered += (steps - steps_before) * worker.slots
+            used += in_use - before
+            if decode_s > 0:  # it reports the time, too
+                decoded += steps - steps_before
+                seconds += decode_s - s_before
+        self._before = now
+        found = {"rollout/slots_used": used / offered} if offered > 0 else {}
+        if decoded > 0 and seconds > 0:
+            found["rollout/decode_step_s"] = seconds / decoded
+        return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_models
 from command_line import rlax
-from rlax_maxtext.models import _notes
+from rlax_maxtext.trainer import _notes
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 

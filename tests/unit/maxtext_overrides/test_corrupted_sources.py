@@ -17,7 +17,7 @@ REFUSALS = """
 import shutil, sys
 from pathlib import Path
 import tiny_models, test_converted_sources
-from rlax_maxtext.models import examine_model
+from rlax_maxtext.trainer import examine_model
 from rlax_plugin.base.errors import ConfigError
 
 place = Path(sys.argv[1])

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlax_maxtext.critic.checking import check_critic_start
-from rlax_maxtext.critic.cut_states import cut_states
 from rlax_maxtext.critic.loss import token_weights, value_loss
 from rlax_maxtext.critic.options import CriticConfig, ValueHeadConfig
-from rlax_maxtext.critic.signal import Critic, ValueHead
+from rlax_maxtext.critic.signal import Critic, ValueHead, cut_states
 from rlax_objectives.advantages import Gae
 from toy_context import toy_context
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 import rlax_rewards
 from plugin_parts import built
-from rlax_rewards.numbers import last_number_in, only_number_in, whole_number_in
+from rlax_rewards.numeric import last_number_in, only_number_in, whole_number_in
 from test_rewards_text import MEGABYTE, asked
 
 

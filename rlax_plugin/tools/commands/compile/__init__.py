@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rich.console import Console
 
 from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.processes.asked import Limit, answers_of
 from rlax_plugin.base.text.terminal import counting
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.tools.commands.compile.chips import Slice
-from rlax_plugin.tools.commands.compile.process import DEADLINE, compile_part
 from rlax_plugin.tools.commands.compile.show import CompiledPart, document, show_part, show_verdict
 
 __all__ = ["Wanted", "compile_run", "document"]
@@ -79,3 +81,43 @@ def compile_run(
     if out is not None:
         show_verdict(out, parts)
     return parts
+
+
+DEADLINE = "--compile-s"
+_MODULE = "rlax_plugin.tools.commands.compile.compiling_process"
+
+Progress = Callable[[str, int], None]
+
+
+def compile_part(
+    config: ResolvedConfig,
+    kind: str,
+    topology: str,
+    deadline_s: float,
+    progress: Progress,
+    *,
+    module: str = _MODULE,
+) -> list[CompiledProgram]:
+    """Compiles the programs of a trainer or a rollout engine.
+
+    Args:
+      kind: ``trainer`` or ``rollout_engine``.
+      topology: name of the slice.
+      deadline_s: seconds for all of its programs together.
+      progress: is called every second with what is compiled, and for how many seconds.
+      module: the process's module; tests replace it.
+
+    Raises:
+      ConfigError: the config does not suit the slice, or the compiler is not installed.
+      DeadlineError: it took longer; the process is then ended.
+      RlaxError: the process failed, for example because memory ran out.
+    """
+    lines = answers_of(
+        module,
+        {**config.to_process(), "kind": kind, "topology": topology},
+        f"importing the {kind.replace('_', ' ')} for {topology}",
+        Limit(deadline_s, DEADLINE),
+        progress,
+        lambda name: f"compiling {name} for {topology}",
+    )
+    return [CompiledProgram(**line["program"]) for line in lines]

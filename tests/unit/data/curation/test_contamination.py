@@ -12,8 +12,7 @@ from documents import ROOT
 from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.data.curation.contaminated import contaminated_ids
-from rlax_plugin.data.curation.contamination import KINDS, Sets
-from rlax_plugin.data.curation.plain_words import words_of
+from rlax_plugin.data.curation.contamination import KINDS, Sets, words_of
 
 TRAINS = (
     "Two trains leave the station at noon, one at 40 km/h and the other at 60 km/h; when are "

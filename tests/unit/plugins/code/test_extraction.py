@@ -1,5 +1,5 @@
 import pytest
-from rlax_code.extraction import code_of
+from rlax_code.reward import code_of
 
 
 @pytest.mark.parametrize(

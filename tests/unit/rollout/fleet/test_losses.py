@@ -8,8 +8,7 @@ from dispatching import GONE, HeldClock, Stub, answer, join, make, request
 from waiting import eventually
 
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher
-from rlax_plugin.rollout.fleet.fleet import Fleet
-from rlax_plugin.rollout.fleet.losses import Losses
+from rlax_plugin.rollout.fleet.fleet import Fleet, Losses
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from dispatching import registration
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.rollout.fleet.fleet import Fleet
+from rlax_plugin.rollout.fleet.fleet import Fleet, Starting
 from rlax_plugin.rollout.fleet.fleet_service import FleetService
 from rlax_plugin.rollout.fleet.package_versions import PackageVersions
-from rlax_plugin.rollout.fleet.starting import Starting
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.security.callers import Callers
 from rlax_plugin.rpc.security.certificate import new_identity

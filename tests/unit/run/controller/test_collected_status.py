@@ -8,7 +8,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.base.liveness.run_status import SILENT
-from rlax_plugin.rollout.fleet.losses import Losses
+from rlax_plugin.rollout.fleet.fleet import Losses
 from rlax_plugin.run.controller import status as module
 from rlax_plugin.run.controller.status import StatusCollector
 from rlax_plugin.run.metrics.run_stats import RunStats

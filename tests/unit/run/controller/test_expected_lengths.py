@@ -3,7 +3,7 @@
 import pytest
 from sections import section_with
 
-from rlax_plugin.run.controller.expected_lengths import ExpectedLengths
+from rlax_plugin.run.controller.trips import ExpectedLengths
 
 
 def lengths(**rlax) -> ExpectedLengths:

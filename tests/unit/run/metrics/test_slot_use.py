@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rlax_plugin.run.metrics.slot_use import SlotUse
+from rlax_plugin.run.controller.step_figures import SlotUse
 
 
 @dataclass

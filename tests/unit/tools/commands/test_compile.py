@@ -16,7 +16,7 @@ from rlax_plugin.base.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.tools.commands import compile as compiling
-from rlax_plugin.tools.commands.compile import process, show
+from rlax_plugin.tools.commands.compile import compile_part, show
 from rlax_plugin.tools.commands.compile.chips import Slice
 
 ROOT = Path(__file__).parents[4]
@@ -76,7 +76,7 @@ def test_other_names_are_errors(name: str, reason: str) -> None:
 def compiled(how: str, config: ResolvedConfig, monkeypatch: Any, **options: Any) -> Any:
     monkeypatch.setenv("FAKE_COMPILER", how)
     given = {"deadline_s": 60.0, "progress": lambda what, seconds: None} | options
-    return process.compile_part(config, "trainer", "v5e-16", module="fake_compiler", **given)
+    return compile_part(config, "trainer", "v5e-16", module="fake_compiler", **given)
 
 
 def test_programs_of_the_process(config, monkeypatch) -> None:

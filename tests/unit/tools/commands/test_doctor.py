@@ -31,9 +31,8 @@ from rlax_plugin.tools.commands.doctor.evidence import Disk, Evidence, Process, 
 from rlax_plugin.tools.commands.doctor.findings import findings
 from rlax_plugin.tools.commands.doctor.fleet_findings import recent_losses
 from rlax_plugin.tools.commands.doctor.stacks_shown import shortened
-from rlax_plugin.tools.commands.status.outcome import Outcome
 from rlax_plugin.tools.commands.status.show import lines_of
-from rlax_plugin.tools.commands.status.source import Seen
+from rlax_plugin.tools.commands.status.source import Outcome, Seen
 from rlax_plugin.weights.publisher import ASKING
 
 NOW = 1000.0

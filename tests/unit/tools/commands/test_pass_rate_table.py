@@ -12,9 +12,8 @@ from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.data.curation.pass_rate_files import About, measured
 from rlax_plugin.run.evaluation.problems import Answered
-from rlax_plugin.tools.commands.evaluate.command import Asked
+from rlax_plugin.tools.commands.evaluate.command import Asked, summaries
 from rlax_plugin.tools.commands.evaluate.parts import Counts, Parts
-from rlax_plugin.tools.commands.evaluate.show import summaries
 
 ABOUT = About("run", "0a1b2c3d", 0, SamplingParams(), 0.5)
 WHAT = {"weights": "0a1b2c3d", "temperature": 1.0, "stop_ids": (1,)}

@@ -17,7 +17,7 @@ from rlax_plugin.run.state import journal, samples
 from rlax_plugin.run.state.pruned import Pruned, write_pruned
 from rlax_plugin.run.state.read_samples import as_batch, from_table, rows_of
 from rlax_plugin.tools.cli import app
-from rlax_plugin.tools.commands.report import charts, figures, tables
+from rlax_plugin.tools.commands.report import charts, figures, page
 from rlax_plugin.tools.commands.report.history import ACCEPTED
 from rlax_plugin.tools.commands.report.rollouts import read_rollouts
 from rlax_plugin.tools.commands.report.run import (
@@ -183,7 +183,7 @@ def test_evaluations_of_several_sets_and_of_other_settings(files):
         ("test", "step-00000002", 2),
         ("test", "after", 3),
     ]
-    changes = {(c.held_out, c.label): c for c in tables.changes(run)}
+    changes = {(c.held_out, c.label): c for c in page.changes(run)}
     assert changes["test", "pass@1"].before == "0.250 [0.150, 0.350]"
     assert changes["test", "pass@1"].change == "+25.0 points"
     assert changes["hard", "majority@4"].before == changes["hard", "majority@4"].change == "–"  # noqa: RUF001
@@ -236,11 +236,11 @@ def test_configs_and_figures_side_by_side():
     one.metrics = {"step": [1.0, 2.0], "reward/mean": [0.25, 0.5]}
     two.summary = {"complete": True, "wall_s": 606.0, "groups_issued": 12, "groups_accepted": 9}
     missing = "\N{EN DASH}"
-    assert tables.config_differences([one, two]) == [
+    assert page.config_differences([one, two]) == [
         ("rlax.seed", ["0", "1"]),
         ("rlax.trackers", ["[]", missing]),
     ]
-    rows = dict(tables.side_by_side([one, two]))
+    rows = dict(page.side_by_side([one, two]))
     assert rows["state"] == ["not ended", "complete"]
     assert rows["reward"] == ["0.375 → 0.375", missing]
     assert "wall time" not in rows and rows["time of all steps"][0] == missing
@@ -253,7 +253,7 @@ def test_the_time_of_a_restarted_run_is_that_of_all_its_steps():
     shown = {figure.name: figure.value for figure in figures.figures(run)}
     assert shown["wall time"] == "1 min 30 s"
     whole = replace(run, summary={"wall_s": 400.0})
-    rows = dict(tables.side_by_side([run, whole]))
+    rows = dict(page.side_by_side([run, whole]))
     assert rows["time of all steps"] == ["1 min 30 s"] * 2 and "wall time" not in rows
 
 
@@ -272,7 +272,7 @@ def test_runs_over_the_same_problems_are_compared_problem_by_problem(files, tmp_
         measures = {"pass_at_1": Estimate(share, 4, len(counts), (share - 0.2, share + 0.2))}
         record(run, "after", Evaluated(3, {"test": measures}, {}, {"test": counts}))
         run.put_json("prompts/prompts.json", {"evaluation set test": {"digest": digest}})
-    rows = dict(tables.side_by_side([read_run(run) for run in (files, other, elsewhere)]))
+    rows = dict(page.side_by_side([read_run(run) for run in (files, other, elsewhere)]))
     first, paired, apart = rows["pass@1 on test, change from mine"]
     assert (first, apart) == ("\N{EN DASH}", "other prompts or another tokenizer")
     change, low, high = re.fullmatch(r"(\S+) points \[(\S+), (\S+)\]", paired).groups()
