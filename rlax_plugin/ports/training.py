@@ -288,11 +288,9 @@ class TrainerPort(Publication, Protocol):
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Reports the metrics of a finished step (host or device values)."""
-        ...
 
     def before_checkpoint(self, step: int) -> None:
         """Called before the trainer's own checkpoint of ``step``; saves the controller's state."""
-        ...
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         """Shows the progress of a phase outside the training loop."""

@@ -13,7 +13,7 @@ from rlax_plugin.tools.commands.numerics import judge
 from rlax_plugin.tools.commands.numerics.gaps import (
     KEPT,
     KEPT_UPDATED,
-    SHARED_ROWS,
+    PACKED,
     UPDATED,
     Bounds,
     Cell,
@@ -77,7 +77,7 @@ def test_a_healthy_engine_passes_in_every_way(tmp_path):
     case = Case.of(tmp_path, config_of("rlax.batches.sequences_per_row=4"))
     ways = [cell.name for cell in case.table if not cell.depth]
     assert ways == [
-        *(PREFILL, ALONE, SHARED, RESUMED, KEPT, COMPANY, "packed rows", UPDATED, KEPT_UPDATED)
+        *(PREFILL, ALONE, SHARED, RESUMED, KEPT, COMPANY, PACKED, UPDATED, KEPT_UPDATED)
     ]
     assert case.verdict.passes and not case.measured.refused
     assert max(cell.max for cell in case.table) < 1e-5
@@ -132,6 +132,6 @@ def test_an_engine_in_another_dtype_is_found_and_refused_by_its_worker(tmp_path)
     )
     case = Case.of(tmp_path, config)
     assert case.verdict.text.startswith("everywhere: the engine computes in another dtype")
-    assert {PREFILL, ALONE, COMPANY, SHARED_ROWS, UPDATED} <= case.wrong
+    assert {PREFILL, ALONE, COMPANY, PACKED, UPDATED} <= case.wrong
     assert max(cell.max for cell in case.table) < 0.2
     assert "the canary's log-prob at position" in case.measured.refused

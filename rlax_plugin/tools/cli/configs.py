@@ -162,7 +162,7 @@ def check(
         from rlax_plugin.tools.commands import compile as compiling
         from rlax_plugin.tools.commands import numerics as comparing
         from rlax_plugin.tools.commands.check.words import plural
-        from rlax_plugin.tools.commands.numerics.show import show as show_numerics
+        from rlax_plugin.tools.commands.numerics import show as show_numerics
 
         wanted = None
         if compile_for is not None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -126,12 +125,6 @@ class CheckpointPort(TrainerPort):
 
     def take(self, weights: NewWeights) -> None:
         self._publisher.publish(weights)
-
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Does nothing: no step is trained."""
-
-    def before_checkpoint(self, step: int) -> None:
-        """Does nothing: there is no controller whose state would belong to the checkpoint."""
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         if phase != self._phase:

@@ -6,13 +6,13 @@ is the number of tokens before it. Numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 KEPT, UPDATED, KEPT_UPDATED = "kept contexts", "after an update", "kept contexts, after an update"
-PACKED, SHARED_ROWS = "packed rows", "rows with shared prompts"
+PACKED = "packed rows"
 
 # The measured classes (docs/objectives.md): in float32 the 95th percentile is below 1e-5 and the
 # canary's tolerance is 1e-4; in bfloat16 they are .06 and .5.
@@ -59,10 +59,8 @@ def cells(gaps: Gaps) -> list[Cell]:
     """Returns the quantiles over all depths, then those of each power of two with tokens."""
     gap_n = np.where(np.isfinite(gaps.gap_n), gaps.gap_n, np.inf).astype(np.float64)
     octave_n = np.log2(np.maximum(gaps.depth_n, 1)).astype(int)
-    found = [_cell(gaps.name, 0, gap_n)]
-    for octave in np.unique(octave_n):
-        found.append(_cell(gaps.name, 1 << int(octave), gap_n[octave_n == octave]))
-    return found
+    deeper = (_cell(gaps.name, 1 << int(o), gap_n[octave_n == o]) for o in np.unique(octave_n))
+    return [_cell(gaps.name, 0, gap_n), *deeper]
 
 
 def _cell(name: str, depth: int, gap_n: np.ndarray) -> Cell:
@@ -118,7 +116,7 @@ def judge(table: Sequence[Cell], bounds: Bounds, exact: bool) -> Verdict:
     """
     by_depth = [cell for cell in table if cell.depth]
     wrong = list(_wrong(by_depth, bounds, exact))
-    return Verdict(wrong, _advice(by_depth, wrong, bounds, exact))
+    return Verdict(wrong, _advice(by_depth, wrong, exact))
 
 
 def _wrong(by_depth: Sequence[Cell], bounds: Bounds, exact: bool) -> Iterator[Cell]:
@@ -136,52 +134,43 @@ _CORRECTION = (
     "rlax.objective.corrections: [{name: truncated_importance_sampling}] with "
     "rlax.objective.old_policy: proximal"
 )
+_NONE = "No correction repairs this"
 
 
-def _advice(by_depth: Sequence[Cell], wrong: Sequence[Cell], bounds: Bounds, exact: bool) -> str:
+def _advice(by_depth: Sequence[Cell], wrong: Sequence[Cell], exact: bool) -> str:
+    if not wrong and exact:
+        return "trainer and engine compute the same: no correction is needed for fresh samples"
     if not wrong:
-        if exact:
-            return "trainer and engine compute the same: no correction is needed for fresh samples"
         return (
             "the differences are those of rounding. They bias no run by much; to correct them, use "
             f"{_CORRECTION}, or dtype: float32 where the memory allows it"
         )
-    ways = list(dict.fromkeys(cell.name for cell in wrong))
-    all_ways = {cell.name for cell in by_depth}
-    begins = min(cell.depth for cell in wrong)
+    ways, begins = {cell.name: None for cell in wrong}.keys(), min(cell.depth for cell in wrong)
+    only = f"only {'; '.join(ways)}"
     right = [cell for cell in by_depth if cell not in wrong]
-    if set(ways) <= {KEPT, KEPT_UPDATED, UPDATED}:
+    if ways <= {KEPT, KEPT_UPDATED, UPDATED}:
         return (
-            f"only {_listed(ways)}: the engine reads a cache of other tokens or of older weights. "
-            "It must drop kept contexts and cached prefixes when weights change; with jetstream, "
-            "rlax.rollouts.engine.keep_contexts: false avoids them. No correction repairs this"
+            f"{only}: the engine reads a cache of other tokens or of older weights. It must drop "
+            "kept contexts and cached prefixes when weights change; with jetstream, "
+            f"rlax.rollouts.engine.keep_contexts: false avoids them. {_NONE}"
         )
-    if set(ways) <= {PACKED, SHARED_ROWS}:
+    if ways == {PACKED}:
         return (
-            f"only {_listed(ways)}: the trainer lets sequences of a row see each other. Set "
-            "rlax.batches.sequences_per_row: 1 and shared_prompts: false, or another attention. No "
-            "correction repairs this"
+            f"{only}: the trainer lets sequences of a row see each other. Set rlax.batches."
+            f"sequences_per_row: 1 and shared_prompts: false, or another attention. {_NONE}"
         )
-    deep = [cell for cell in right if cell.depth >= begins]
-    if begins > min(cell.depth for cell in by_depth) and len(deep) <= len(wrong):
+    deep = sum(cell.depth >= begins for cell in right)
+    if begins > min(cell.depth for cell in by_depth) and deep <= len(wrong):
         return (
             f"from depth {begins:,} on, and not before: compare what depends on positions in "
-            "trainer and engine, such as rope_* (scale, type, original length), windows of "
-            "attention, and the lengths that caches were made for. No correction repairs this"
+            "trainer and engine, such as rope_*, windows of attention, and the lengths that caches "
+            f"were made for. {_NONE}"
         )
-    if set(ways) == all_ways and len(right) <= len(wrong):
-        largest = max(cell.p95 for cell in wrong)
-        small = f" If it is intended, correct it: {_CORRECTION}." if largest < 1.0 else ""
+    if ways == {cell.name for cell in by_depth} and len(right) <= len(wrong):
+        small = max(cell.p95 for cell in wrong) < 1.0
         return (
             "everywhere: the engine computes in another dtype or precision, or another model. "
             "Compare dtype, matmul_precision, quantization and rlax.rollouts.engine with the "
-            f"trainer's keys.{small}"
+            "trainer's keys." + f" If it is intended, correct it: {_CORRECTION}." * small
         )
-    return (
-        f"only {_listed(ways)}: programs that do not agree with the others. Report it with "
-        "--json. No correction repairs this"
-    )
-
-
-def _listed(names: Collection[str]) -> str:
-    return "; ".join(names)
+    return f"{only}: programs that do not agree with the others. Report it with --json. {_NONE}"

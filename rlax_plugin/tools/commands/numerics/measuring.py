@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.base.errors import ConfigError, RlaxError, WeightsMismatchError
+from rlax_plugin.base.processes.inside import Lines, answer_once
 from rlax_plugin.base.types import (
     NATIVE,
     SAFETENSORS,
@@ -27,13 +28,13 @@ from rlax_plugin.base.types import (
 )
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig, resolved
+from rlax_plugin.config.loading import ResolvedConfig, of_process, resolved
 from rlax_plugin.data.prompts.of_run import training_prompts
 from rlax_plugin.ports.protocols import Arrays, BuildContext, RolloutEngine
 from rlax_plugin.ports.training import Decision, NewWeights, Trainer, TrainerPort
 from rlax_plugin.rollout.fleet.requests import sampling_params
 from rlax_plugin.run.programs.engine import check_scores
-from rlax_plugin.tools.commands.numerics.gaps import PACKED, SHARED_ROWS, Gaps
+from rlax_plugin.tools.commands.numerics.gaps import PACKED, Gaps, cells
 from rlax_plugin.tools.commands.numerics.ways import COMPANY, SHARED, Contexts, Generated, Ways
 from rlax_plugin.training.objective.batches import build_arrays
 from rlax_plugin.training.signals.model_view import ModelView
@@ -241,30 +242,27 @@ class _Run:
         self.says(f"computing the trainer's log-probs with version {step - 1}")
         generated, batches = self._generated, self._section.batches
         self._gaps += self._compared(model, generated, step)
-        company = [dataclasses.replace(o, way=PACKED) for o in generated if o.way == COMPANY]
-        shared = [dataclasses.replace(o, way=SHARED_ROWS) for o in generated if o.way == SHARED]
         if self._before is None:
-            if batches.sequences_per_row > 1 and not batches.shared_prompts:
-                self._gaps += self._compared(model, company, step, batches.sequences_per_row)
-            if batches.shared_prompts and shared:
-                count = batches.sequences_per_row
-                self._gaps += self._compared(model, shared, step, count, shares=True)
-            self._company, self._before = company, self._logprobs(model, company, step)[0]
+            together, count = (
+                SHARED if batches.shared_prompts else COMPANY,
+                batches.sequences_per_row,
+            )
+            rows = [dataclasses.replace(o, way=PACKED) for o in generated if o.way == together]
+            if rows and (batches.shared_prompts or count > 1):
+                self._gaps += self._compared(model, rows, step, count, batches.shared_prompts)
+            self._company = [one for one in generated if one.way == COMPANY]
+            self._before = self._logprobs(model, self._company, step)[0]
         else:
             after = self._logprobs(model, self._company, step)[0]
             moved = np.nan_to_num(np.abs(after - self._before), nan=np.inf)
             self._moved = float(np.quantile(moved, 0.95))
 
     def _compared(
-        self, model: ModelView, generated: Sequence[Generated], step: int, *layout: int, **kw: bool
+        self, model: ModelView, generated: Sequence[Generated], step: int, *layout: Any
     ) -> list[Gaps]:
-        logprobs_n, behaviour_n, depth_n, group_n = self._logprobs(
-            model, generated, step, *layout, **kw
-        )
-        gap_n = np.abs(logprobs_n - behaviour_n)
-        ways = dict.fromkeys(one.way for one in generated)
-        found = []
-        for way in ways:
+        ours_n, theirs_n, depth_n, group_n = self._logprobs(model, generated, step, *layout)
+        gap_n, found = np.abs(ours_n - theirs_n), []
+        for way in dict.fromkeys(one.way for one in generated):
             own = [i for i, one in enumerate(generated, 1) if one.way == way]
             which = np.isin(group_n, own)
             found.append(Gaps(way, depth_n[which], gap_n[which]))
@@ -276,7 +274,6 @@ class _Run:
         generated: Sequence[Generated],
         step: int,
         sequences_per_row: int = 1,
-        *,
         shares: bool = False,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Returns of each token: the trainer's and the engine's log-prob, depth, and group."""
@@ -380,12 +377,6 @@ class _Port(TrainerPort):
             self._batch = self._run.batch(step, generated)
         return self._batch
 
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Does nothing: of a step only its weights are needed."""
-
-    def before_checkpoint(self, step: int) -> None:
-        """Does nothing: nobody continues from a checkpoint."""
-
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         self._run.says(f"{phase}, step {done} of at most {of} {note}".rstrip())
 
@@ -394,3 +385,16 @@ class _Port(TrainerPort):
 
     def decide(self, step: int) -> Decision:
         return Decision(save=False, stop=False)
+
+
+def _run(asked: dict[str, Any], lines: Lines) -> None:
+    directory = Path(asked["directory"])
+    config = measured_config(of_process(asked), directory)
+    found = measure(config, directory, lambda what: lines.say({"next": what}))
+    table = [dataclasses.astuple(cell) for gaps in found.gaps for cell in cells(gaps)]
+    told = {name: getattr(found, name) for name in ("tolerance", "moved", "temperature", "refused")}
+    lines.say({"table": table, **told})
+
+
+if __name__ == "__main__":
+    answer_once(_run)

@@ -13,7 +13,7 @@ from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.testing.trainer import BigramTrainer
 from rlax_plugin.tools.commands import numerics
-from rlax_plugin.tools.commands.numerics import Numerics, document
+from rlax_plugin.tools.commands.numerics import Numerics, document, show
 from rlax_plugin.tools.commands.numerics.gaps import (
     KEPT_UPDATED,
     PACKED,
@@ -24,7 +24,6 @@ from rlax_plugin.tools.commands.numerics.gaps import (
     judge,
 )
 from rlax_plugin.tools.commands.numerics.measuring import measure, measured_config
-from rlax_plugin.tools.commands.numerics.show import show
 from rlax_plugin.tools.commands.numerics.ways import lengths
 
 FLOAT32, BFLOAT16 = Bounds.of(1e-4, 1.0), Bounds.of(0.5, 1.0)
