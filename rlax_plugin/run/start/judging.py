@@ -6,7 +6,8 @@ docs/evaluation.md has the same thresholds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -141,148 +142,95 @@ def change_of(before: Evaluated, after: Evaluated, section: RlaxSection) -> Chan
     return Change(float(first.mean()), float(last.mean()), interval, len(first))
 
 
-def _reward_errors(run: Judged) -> str | None:
-    errors = run.measured("reward_errors")
-    if errors is None or errors[1] - errors[0] < REWARD_ERRORS - _ROUNDING:
-        return None
-    return (
-        f"rewards failed for {100 * errors[1]:.1f} % of the evaluated samples "
-        f"(before {100 * errors[0]:.1f} %), and these count as not passed: see "
-        "logs/rewards.log and rlax.rewards"
-    )
-
-
-def _gap(run: Judged) -> str | None:
-    gap_nats = run.stats.mean("logprob_gap/mean")
-    if gap_nats is None or gap_nats < GAP_NATS:
-        return None
-    return (
-        f"trainer and rollout engine disagree on log-probs (logprob_gap/mean {gap_nats:.2g} "
-        f"nats): use {run.at('dtype')} for both, or add truncated_importance_sampling to "
-        "rlax.objective.corrections; rlax check --numerics says at which depth they begin to"
-    )
-
-
-def _entropy(run: Judged) -> str | None:
-    entropy = run.ends("objective/entropy")
-    if entropy is None or entropy[0] <= 0:
-        return None
-    first, last = entropy
-    figures = f"objective/entropy {first:.2g} to {last:.2g} nats"
-    if last <= COLLAPSED * first:
-        return (
-            f"the entropy collapsed ({figures}): raise "
-            f"{run.at('rlax.objective.entropy_coefficient')} or lower {run.at('learning_rate')}"
-        )
-    if last >= GROWN * first:
-        return (
-            f"the entropy grew ({figures}): lower {run.at('learning_rate')} or raise "
-            f"{run.at('rlax.objective.kl.coefficient')}"
-        )
-    return None
-
-
-def _length(run: Judged) -> str | None:
-    if (truncated := run.measured("truncated")) is not None:
-        before, after = truncated
-        if after >= TRUNCATED or after - before >= TRUNCATED_RISE - _ROUNDING:
-            return (
-                f"{100 * after:.0f} % of the evaluated samples were cut off (before "
-                f"{100 * before:.0f} %): raise {run.at('rlax.rollouts.max_new_tokens')}, or set "
-                "rlax.objective.overlong.penalty"
-            )
-    length = run.measured("length_mean")
-    if length is None or length[0] <= 0:
-        return None
-    before, after = length
-    figures = f"length_mean {before:.4g} to {after:.4g} tokens"
-    if after >= LONGER * before:
-        penalty = run.at("rlax.objective.overlong.penalty")
-        return f"completions became longer ({figures}): raise {penalty}"
-    if after <= SHORTER * before:
-        return (
-            f"completions became shorter ({figures}): read late samples, and check that "
-            "rlax.rewards does not favour short ones"
-        )
-    return None
-
-
-def _equal_groups(run: Judged) -> str | None:
-    equal = run.stats.mean("batch/groups_equal")
-    # Logged samples may be imitated, whatever their rewards.
-    if equal is None or equal < EQUAL_GROUPS or run.section.trains_on_log:
-        return None
-    return (
-        f"{100 * equal:.0f} % of the trained groups had equal rewards "
-        "(batch/groups_equal), which teach nothing: add mixed_outcome to rlax.curation.filters, "
-        f"raise {run.at('rlax.rollouts.group_size')}, or choose prompts with rlax curate"
-    )
-
-
-def _too_fast(run: Judged) -> str | None:
-    found = []
-    reward, kl_nats = run.ends("reward/mean"), run.stats.mean("objective/kl_k3")
-    if reward is not None and reward[0] > 0:
-        first, last = reward
-        if first - last >= REWARD_FALL * first - _ROUNDING:
-            found.append(f"reward/mean fell from {first:.3g} to {last:.3g}")
-    if kl_nats is not None and kl_nats >= KL_NATS:
-        found.append(f"objective/kl_k3 was {kl_nats:.2g} nats")
-    if not found:
-        return None
-    key = run.at("learning_rate")
-    return f"the policy changed too fast ({', '.join(found)}): lower {key}, for example to a third"
-
-
-def _too_slow(run: Judged) -> str | None:
-    rate = run.stats.largest("learning/current_learning_rate")
-    if rate is None or rate >= LEAST_RATE:
-        return None
-    figure = f"the largest learning/current_learning_rate was {rate:.2g}"
-    return f"the policy hardly changed ({figure}): raise {run.at('learning_rate')}"
-
-
-def _staleness(run: Judged) -> str | None:
-    staleness = run.stats.mean("staleness/mean")
-    if staleness is None or staleness < STALENESS:
-        return None
-    return (
-        f"samples were stale (staleness/mean {staleness:.1f} versions): lower "
-        f"{run.at('rlax.staleness.max_staleness')}"
-    )
-
-
-def _updates(run: Judged) -> str | None:
-    updates = run.steps * run.section.objective.updates_per_step
-    if updates >= FEW_UPDATES:
-        return None
-    return f"the run made only {updates} updates: raise {run.at('steps')}"
-
-
-def _wide(run: Judged, change: Change) -> str | None:
-    low, high = change.ci95
-    if (high - low) / 2 <= WIDE:
-        return None
-    return (
-        f"the evaluation of {change.problems} problems cannot tell a change of less than "
-        f"{100 * (high - low) / 2:.0f} points: raise {run.at('rlax.evaluation.problems')}"
-    )
-
-
-# In this order: failures that make all other figures doubtful come first.
-_CAUSES = (_reward_errors, _gap, _entropy, _length, _equal_groups, _too_fast, _staleness)
-# More updates of the same kind would help no run that got worse.
-_CAUSES_OF_NOTHING = (_too_slow, *_CAUSES, _updates)
-
-
 def causes(run: Judged, change: Change) -> tuple[str, ...]:
     """Returns the causes that the figures support, the most likely first, at most three."""
-    if change.outcome == "better":
-        return ()
-    unchanged = change.outcome == "unchanged"
-    found = [_wide(run, change)] if unchanged else []
-    found += [cause(run) for cause in (_CAUSES_OF_NOTHING if unchanged else _CAUSES)]
-    return tuple(one for one in found if one is not None)[:MOST_CAUSES]
+    return () if change.outcome == "better" else tuple(islice(_causes(run, change), MOST_CAUSES))
+
+
+def _causes(run: Judged, change: Change) -> Iterator[str]:
+    # More updates of the same kind would help no run that got worse.
+    if unchanged := change.outcome == "unchanged":
+        yield from _too_little(run, change)
+    # In this order: failures that make all other figures doubtful come first.
+    stats = run.stats
+    errors = run.measured("reward_errors")
+    if errors is not None and errors[1] - errors[0] >= REWARD_ERRORS - _ROUNDING:
+        yield (
+            f"rewards failed for {100 * errors[1]:.1f} % of the evaluated samples "
+            f"(before {100 * errors[0]:.1f} %), and these count as not passed: see "
+            "logs/rewards.log and rlax.rewards"
+        )
+    if (gap_nats := stats.mean("logprob_gap/mean")) is not None and gap_nats >= GAP_NATS:
+        yield (
+            f"trainer and rollout engine disagree on log-probs (logprob_gap/mean {gap_nats:.2g} "
+            f"nats): use {run.at('dtype')} for both, or add truncated_importance_sampling to "
+            "rlax.objective.corrections; rlax check --numerics says at which depth they begin to"
+        )
+    entropy = run.ends("objective/entropy")
+    if entropy is not None and (first := entropy[0]) > 0:
+        last, rate = entropy[1], run.at("learning_rate")
+        figures = f"objective/entropy {first:.2g} to {last:.2g} nats"
+        if last <= COLLAPSED * first:
+            more = run.at("rlax.objective.entropy_coefficient")
+            yield f"the entropy collapsed ({figures}): raise {more} or lower {rate}"
+        elif last >= GROWN * first:
+            more = run.at("rlax.objective.kl.coefficient")
+            yield f"the entropy grew ({figures}): lower {rate} or raise {more}"
+    yield from islice(_lengths(run), 1)
+    equal = stats.mean("batch/groups_equal")
+    # Logged samples may be imitated, whatever their rewards.
+    if equal is not None and equal >= EQUAL_GROUPS and not run.section.trains_on_log:
+        yield (
+            f"{100 * equal:.0f} % of the trained groups had equal rewards "
+            "(batch/groups_equal), which teach nothing: add mixed_outcome to rlax.curation.filters,"
+            f" raise {run.at('rlax.rollouts.group_size')}, or choose prompts with rlax curate"
+        )
+    fast, kl_nats = [], stats.mean("objective/kl_k3")
+    first, last = run.ends("reward/mean") or (0.0, 0.0)
+    if first > 0 and first - last >= REWARD_FALL * first - _ROUNDING:
+        fast.append(f"reward/mean fell from {first:.3g} to {last:.3g}")
+    if kl_nats is not None and kl_nats >= KL_NATS:
+        fast.append(f"objective/kl_k3 was {kl_nats:.2g} nats")
+    if fast:
+        lower = f"lower {run.at('learning_rate')}, for example to a third"
+        yield f"the policy changed too fast ({', '.join(fast)}): {lower}"
+    if (staleness := stats.mean("staleness/mean")) is not None and staleness >= STALENESS:
+        key = run.at("rlax.staleness.max_staleness")
+        yield f"samples were stale (staleness/mean {staleness:.1f} versions): lower {key}"
+    updates = run.steps * run.section.objective.updates_per_step
+    if unchanged and updates < FEW_UPDATES:
+        yield f"the run made only {updates} updates: raise {run.at('steps')}"
+
+
+def _too_little(run: Judged, change: Change) -> Iterator[str]:
+    low, high = change.ci95
+    if (high - low) / 2 > WIDE:
+        yield (
+            f"the evaluation of {change.problems} problems cannot tell a change of less than "
+            f"{100 * (high - low) / 2:.0f} points: raise {run.at('rlax.evaluation.problems')}"
+        )
+    rate = run.stats.largest("learning/current_learning_rate")
+    if rate is not None and rate < LEAST_RATE:
+        figure = f"the largest learning/current_learning_rate was {rate:.2g}"
+        yield f"the policy hardly changed ({figure}): raise {run.at('learning_rate')}"
+
+
+def _lengths(run: Judged) -> Iterator[str]:
+    before, after = run.measured("truncated") or (0.0, 0.0)
+    if after >= TRUNCATED or after - before >= TRUNCATED_RISE - _ROUNDING:
+        yield (
+            f"{100 * after:.0f} % of the evaluated samples were cut off (before "
+            f"{100 * before:.0f} %): raise {run.at('rlax.rollouts.max_new_tokens')}, or set "
+            "rlax.objective.overlong.penalty"
+        )
+    before, after = run.measured("length_mean") or (0.0, 0.0)
+    figures = f"length_mean {before:.4g} to {after:.4g} tokens"
+    if 0 < LONGER * before <= after:
+        penalty = run.at("rlax.objective.overlong.penalty")
+        yield f"completions became longer ({figures}): raise {penalty}"
+    elif after <= SHORTER * before and before > 0:
+        advice = "read late samples, and check that rlax.rewards does not favour short ones"
+        yield f"completions became shorter ({figures}): {advice}"
 
 
 def sentence_on(run: Judged, change: Change, held_out: str) -> str:
