@@ -1,14 +1,16 @@
 """HTTP servers: uvicorn on a thread of its own, with the deadlines and limits that it lacks.
 
 A client that is silent, slow or sends too much delays neither other clients nor the end of the
-process: every connection gets one answer and has a deadline, and if there are too many, the oldest
-one is closed. Importing this module loads uvicorn (0.2 s), so import it only to serve something.
+process: every request and every answer has a deadline, and if there are too many connections, the
+one whose deadline is next is closed: one that waits for a request before one that gets an answer.
+Importing this module loads uvicorn (0.2 s), so import it only to serve something.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import socket
 import threading
 from dataclasses import dataclass
@@ -33,13 +35,17 @@ class Limits:
 
     Attributes:
       connections: maximum number of open connections.
-      connection_s: maximum seconds from the start of a connection to the end of its answer.
+      connection_s: maximum seconds from the start of a connection to the end of its answer; with
+        ``answer_s``, from its start or its last answer until the next request is there as a whole.
+      answer_s: maximum seconds from a request to the end of its answer. A connection may then have
+        further requests, and ends with the client's half of it. 0: it gets one answer.
       head_bytes: maximum size of a request's first line and headers while they are incomplete; of
         twice as many bytes in one piece the request is rejected, too.
     """
 
     connections: int = 64
     connection_s: float = 5.0
+    answer_s: float = 0.0
     head_bytes: int = 16 << 10
 
 
@@ -51,6 +57,7 @@ class HttpServer:
       host: address to bind.
       port: 0 takes any free one.
       limits: limits of clients.
+      tls: files with the certificate and its private key (PEM); None: plain HTTP.
 
     Attributes:
       port: the port that is bound.
@@ -59,7 +66,14 @@ class HttpServer:
       OSError: the port is taken.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, limits: Limits = Limits()):
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: Limits = Limits(),
+        tls: tuple[str, str] | None = None,
+    ):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((bare(host), port), family=family)
         self.port: int = listener.getsockname()[1]
@@ -67,7 +81,10 @@ class HttpServer:
             app,
             http=cast(Any, partial(_Protocol, limits)),
             h11_max_incomplete_event_size=limits.head_bytes,
-            headers=[("Connection", "close")],
+            headers=[] if limits.answer_s else [("Connection", "close")],
+            timeout_keep_alive=math.ceil(limits.connection_s),
+            ssl_certfile=tls and tls[0],
+            ssl_keyfile=tls and tls[1],
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -100,11 +117,17 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """A connection with a deadline, which ends the oldest one if there are too many."""
+    """A connection with a deadline, which ends another one if there are too many."""
 
     def __init__(self, limits: Limits, **arguments: Any):
         super().__init__(**arguments)
         self._limits = limits
+        self._answering: object = None  # the request whose answer has its deadline
+
+    def _end_after(self, limit_s: float) -> None:
+        if not self.transport.is_closing():
+            self._deadline.cancel()
+            self._deadline = self.loop.call_later(limit_s, self.transport.abort)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -114,6 +137,19 @@ class _Protocol(H11Protocol):
             oldest = min(connections, key=lambda connection: connection._deadline.when())
             connections.discard(oldest)
             oldest.transport.abort()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        cycle = self.cycle
+        whole = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if self._limits.answer_s and whole and cycle is not self._answering:
+            self._answering = cycle
+            self._end_after(self._limits.answer_s)
+
+    def on_response_complete(self) -> None:
+        if self._limits.answer_s:
+            self._end_after(self._limits.connection_s)
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         # In pieces, because h11 limits a head only while it is incomplete.
@@ -128,7 +164,9 @@ class _Protocol(H11Protocol):
         super().send_400_response(msg)
 
     def eof_received(self) -> bool:
-        return self.cycle is not None  # who sends no more may still wait for an answer
+        # Who sends no more may still wait for an answer. But one that takes long would go on for a
+        # client that has gone, which looks the same.
+        return self.cycle is not None and not self._limits.answer_s
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
