@@ -64,11 +64,16 @@ from rlax_plugin.config.loading import ResolvedConfig, load_section
 from rlax_plugin.config.schedules import Scheduled, first_above, value_at
 from rlax_plugin.config.user_directories import cache_home
 from rlax_plugin.data.curation.intervals import beta_interval, mixed_probability
-from rlax_plugin.data.prompts.checking import completion_text, stop_strings_of
+from rlax_plugin.data.prompts.checking import (
+    completion_text,
+    stable,
+    stop_strings_of,
+    whole_tokens,
+)
 from rlax_plugin.data.prompts.config import DatasetConfig
 from rlax_plugin.data.prompts.prompt_files import matching_files, opened
 from rlax_plugin.data.prompts.row_columns import BrokenRow
-from rlax_plugin.data.prompts.source import DatasetSource
+from rlax_plugin.data.prompts.source import DatasetSource, example_prompt
 from rlax_plugin.data.prompts.table import Domains, PromptTable
 from rlax_plugin.data.prompts.text_source import TextRow, TextSource, model_tokenizer
 

@@ -6,18 +6,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from rlax_plugin.api import (
     PromptSource,
     Sampled,
     WorkerError,
     completion_text,
+    stable,
     stop_strings_of,
     storable,
+    whole_tokens,
 )
 
-_INCOMPLETE = "\ufffd"  # stands for the bytes of a character that are not all there yet
 _GROWTH = 16  # a text is decoded whole, so only when its tokens are more by this part of them
 
 
@@ -103,26 +102,3 @@ class Replies:
             )
         self._texts[index] = text
         return text[len(sent) :]
-
-
-def whole_tokens(source: PromptSource, tokens: np.ndarray) -> int:
-    """Returns the number of tokens before the last ones that alone are no text.
-
-    Such tokens are single bytes. Some tokenizers turn all those that follow each other into
-    U+FFFD, also the bytes of whole characters, if the next byte fits no character.
-    """
-    end = len(tokens)
-    while end and _INCOMPLETE in source.decode(tokens[end - 1 : end]):
-        end -= 1
-    return end
-
-
-def stable(text: str, stop_strings: Sequence[str]) -> str:
-    """Returns the part of an unfinished completion's text that further tokens do not change."""
-    ends = (
-        length
-        for stop in stop_strings
-        for length in range(1, len(stop))
-        if text.endswith(stop[:length])
-    )
-    return text[: len(text) - max(ends, default=0)]

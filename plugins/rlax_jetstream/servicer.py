@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from rlax_jetstream.driver import DriverOfOne, JetStreamDriver, RequestError
+from rlax_jetstream.driver import DriverOfOne, JetStreamDriver
 from rlax_jetstream.options import SERVICE
-from rlax_plugin.api import DatasetSource, PromptSource, WorkerError, python_command
+from rlax_jetstream.replies import RequestError
+from rlax_plugin.api import PromptSource, WorkerError, example_prompt, python_command
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine
 
 log = logging.getLogger("rlax.jetstream")
-
-_EXAMPLE = "Hello"  # a text to complete
 
 
 def servicer_class(orchestrator: ModuleType) -> type:
@@ -143,22 +142,16 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
 def client_example(
     address: str, token_file: Path | None, source: PromptSource, max_tokens: int
 ) -> str:
-    """A shell command that completes the first training prompt, with JetStream's own stub.
-
-    A dataset is not read, because a worker may not have it.
+    """A shell command that completes ``example_prompt``, with JetStream's own stub.
 
     Args:
       token_file: token file of the server; None: it requires no token.
     """
-    text, ids = _EXAMPLE, []
-    if not isinstance(source, DatasetSource):
-        prompt = source.prompts("train")[0]
-        text, ids = prompt.text, prompt.tokens.tolist()
-    try:
-        source.encode(text)
-        content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(text)})"
-    except ValueError:  # it encodes no texts
-        content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={ids})"
+    prompt = example_prompt(source)
+    if isinstance(prompt, str):
+        content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(prompt)})"
+    else:
+        content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={prompt})"
     where = json.dumps(address)
     if token_file is not None:
         where += f", {json.dumps(str(token_file))}"

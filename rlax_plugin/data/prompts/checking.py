@@ -20,6 +20,7 @@ from rlax_plugin.data.prompts.table import PromptTable
 from rlax_plugin.ports.protocols import PromptSource
 
 _LONGEST_ID = 256
+_INCOMPLETE = "\ufffd"  # stands for the bytes of a character that are not all there yet
 
 
 def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
@@ -36,6 +37,29 @@ def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
 def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
     """Text of sampled tokens, up to the stop string that ended them."""
     return cut(source.decode(tokens), source.stop_strings)
+
+
+def whole_tokens(source: PromptSource, tokens: np.ndarray) -> int:
+    """Returns the number of tokens before the last ones that alone are no text.
+
+    Such tokens are single bytes. Some tokenizers turn all those that follow each other into
+    U+FFFD, also the bytes of whole characters, if the next byte fits no character.
+    """
+    end = len(tokens)
+    while end and _INCOMPLETE in source.decode(tokens[end - 1 : end]):
+        end -= 1
+    return end
+
+
+def stable(text: str, stop_strings: Sequence[str]) -> str:
+    """Returns the part of an unfinished completion's text that further tokens do not change."""
+    ends = (
+        length
+        for stop in stop_strings
+        for length in range(1, len(stop))
+        if text.endswith(stop[:length])
+    )
+    return text[: len(text) - max(ends, default=0)]
 
 
 def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:

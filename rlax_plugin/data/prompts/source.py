@@ -39,12 +39,13 @@ from rlax_plugin.data.prompts.table import PromptTable, Skipped
 from rlax_plugin.data.prompts.text_source import TextSource, model_tokenizer
 
 if TYPE_CHECKING:
-    from rlax_plugin.ports.protocols import BuildContext
+    from rlax_plugin.ports.protocols import BuildContext, PromptSource
 
 
 _FORMAT = 3  # of what is prepared: another number, and it is prepared anew
 _UNUSED_S = 30 * 86_400  # after which what was prepared is removed
 _END_S = 10.0  # until a process that says nothing more has ended
+_EXAMPLE = "Hello"  # a text to complete
 Progress = Callable[[str, int], None]
 """Called with the name of the data being read, and the number of rows read so far."""
 
@@ -397,3 +398,19 @@ def _ask(asked: Mapping[str, Any], deadline_s: float, progress: Progress) -> Non
         ) from None
     finally:
         process.close()
+
+
+def example_prompt(source: PromptSource) -> str | list[int]:
+    """A prompt to try a server with: a text if the source encodes texts, otherwise token ids.
+
+    A dataset is not read, because a worker may not have it.
+    """
+    text, ids = _EXAMPLE, []
+    if not isinstance(source, DatasetSource):
+        prompt = source.prompts("train")[0]
+        text, ids = prompt.text, prompt.tokens.tolist()
+    try:
+        source.encode(text)
+    except ValueError:  # it encodes no texts
+        return ids
+    return text

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from part_stubs import SourceStub
-from rlax_jetstream.replies import Replies, stable
+from rlax_jetstream.replies import Replies
 from scripted_slots import DEADLINE_S, ScriptedSlots, Source, play, tokens_of, version
 from streamed import stub_of, wholes
 
 from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.data.prompts.checking import stable
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.verification import take_version
 
