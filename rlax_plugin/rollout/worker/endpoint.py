@@ -66,6 +66,7 @@ class Endpoint:
       callers: the permitted callers.
       clients_file: the file that clients need to call; None: there are no clients, they need no
         token, or it could not be written to the place at which this user's commands find it.
+      calls: counts calls, for the page.
       reading: durations of the newest weights; exported with the engine's figures.
 
     Raises:
@@ -89,7 +90,8 @@ class Endpoint:
         self.reading = Reading()
         self._exporter: Exporter | None = None
         metrics = WorkerMetrics(name, self._figures)
-        interceptors = () if scrapes.port is None else (metrics.interceptor,)
+        self.calls = metrics.interceptor
+        interceptors = () if scrapes.port is None else (self.calls,)
         self._identity = None if clients == "open" else new_identity()
         self.callers = Callers(Caller(frozenset({"client"})) if clients == "open" else None)
         self._tokens: list[str] = []  # with which the trainer may call, the newest last

@@ -47,7 +47,7 @@ class CallMetrics(grpc.aio.ServerInterceptor):
     """Counts and times the calls that are answered by a stream: ``Generate`` and ``Decode``.
 
     It exports ``rlax_calls_total{method,code}`` and ``rlax_call_seconds{method}``; the time of a
-    call ends with its last message.
+    call ends with its last message. Requests over HTTP are ``ended`` with path and status.
     """
 
     def __init__(self, registry: CollectorRegistry):
@@ -61,6 +61,11 @@ class CallMetrics(grpc.aio.ServerInterceptor):
             registry=registry,
             buckets=_BUCKETS_S,
         )
+
+    def ended(self, method: str, code: str, took_s: float) -> None:
+        """Counts a call; any thread."""
+        self._calls.labels(method, code).inc()
+        self._seconds.labels(method).observe(took_s)
 
     async def intercept_service(
         self,
@@ -85,8 +90,7 @@ class CallMetrics(grpc.aio.ServerInterceptor):
                 code = _name_of(context.code())
                 raise
             finally:
-                self._calls.labels(method, code).inc()
-                self._seconds.labels(method).observe(time.perf_counter() - began_s)
+                self.ended(method, code, time.perf_counter() - began_s)
 
         make = grpc.unary_stream_rpc_method_handler
         if handler.request_streaming:

@@ -1,7 +1,7 @@
 """``rlax serve RUN``: a trained run's weights for other programs, without a trainer.
 
 The weights are verified as in training: names, shapes, checksums, fingerprints, canary, decoding.
-The run's directory stays unchanged.
+The run's directory stays unchanged. Clients speak gRPC, the engine's own service, or HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlax_plugin.base.concurrency.retrying import Pauses
@@ -20,10 +20,14 @@ from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsUnreadabl
 from rlax_plugin.base.files.run_files import CONFIG, RunFiles
 from rlax_plugin.base.text.logs import log_to
 from rlax_plugin.base.types import WeightVersion
+from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.config.loading import ResolvedConfig, of_yaml
 from rlax_plugin.config.network import ADVERTISED, HOST, Place, check_page_is_local
-from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.data.prompts.source import example_prompt
+from rlax_plugin.ports.protocols import BuildContext, PromptSource, RolloutEngine
+from rlax_plugin.rollout.http.engine_policy import EnginePolicy
+from rlax_plugin.rollout.http.serving import ServedHttp, check_http
 from rlax_plugin.rollout.worker.endpoint import Endpoint, Scrapes
 from rlax_plugin.rollout.worker.rollout_service import RolloutService
 from rlax_plugin.rpc.transport.doors import check_open
@@ -35,6 +39,9 @@ log = logging.getLogger("rlax.worker")
 
 NAME = "standalone"
 
+_STREAMED = ("rlax.rollouts.on_new_weights=continue", "rlax.rollouts.progress_s=0.1")
+"""With these an engine reports samples as they grow; here the weights never change."""
+
 
 def serve_run(
     run: str,
@@ -43,6 +50,7 @@ def serve_run(
     host: str | None = None,
     advertised_host: str = "",
     port: int = 0,
+    http_port: int | None = None,
     version: int | None = None,
     prometheus_port: int | None = None,
     open_to_all: bool = False,
@@ -58,6 +66,7 @@ def serve_run(
       host: address to listen on; None: ``rlax.network.host``, or with ``open_to_all`` 127.0.0.1.
       advertised_host: host by which clients reach it; "": ``host``.
       port: port of the engine's services and ours; 0 takes any free one.
+      http_port: port of OpenAI's API; None: any free one, where HTTP can be served.
       version: number of the version; None: the newest that was kept.
       prometheus_port: 0 takes any free one; None: no page.
       open_to_all: True to answer clients without a token.
@@ -72,22 +81,28 @@ def serve_run(
     """
     files = RunFiles(run)
     config = of_yaml(files.config(), files.location(CONFIG), overrides)
+    if not config.section.deterministic:  # which has its own way with unfinished samples
+        config = of_yaml(files.config(), files.location(CONFIG), (*_STREAMED, *overrides))
     place = _place(config.section, host, advertised_host, open_to_all=open_to_all)
     if prometheus_port is not None and not prometheus_token:
         check_page_is_local(place.host, "--prometheus-token-file")
+    has_http = check_http(place, config.section.network.tls, http_port)
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
-        with Endpoint(
-            place,
-            engine,
-            name=NAME,
-            port=port,
-            scrapes=Scrapes(prometheus_port, prometheus_token),
-            clients="open" if open_to_all else "token",
-            client_roles=("client", "trainer"),  # nobody else does: it has the worker to itself
-            token_file=token_file,
-        ) as endpoint:
+        with (
+            contextlib.ExitStack() as closing,
+            Endpoint(
+                place,
+                engine,
+                name=NAME,
+                port=port,
+                scrapes=Scrapes(prometheus_port, prometheus_token),
+                clients="open" if open_to_all else "token",
+                client_roles=("client", "trainer"),  # nobody else does: it has the worker to itself
+                token_file=token_file,
+            ) as endpoint,
+        ):
             if not open_to_all and endpoint.clients_file is None:
                 reason = "must be given: the file cannot be written where it lies by default"
                 raise ConfigError("--token-file", None, reason)
@@ -98,6 +113,24 @@ def serve_run(
                     endpoint.address,
                 )
             service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
+            source = functools.cache(functools.partial(_prompt_source, section, config))
+            http = None
+            if has_http:
+                name = PurePosixPath(files.location()).name
+                policy = EnginePolicy(engine, service, section, source, name)
+                closing.callback(policy.close)
+                tls = section.network.tls
+                http = closing.enter_context(
+                    ServedHttp(
+                        policy,
+                        place,
+                        tls,
+                        http_port,
+                        endpoint.callers,
+                        endpoint.calls,
+                        needs_key=not open_to_all,
+                    )
+                )
             services = await endpoint.start(service)
             served = chosen
             take = functools.partial(
@@ -120,14 +153,25 @@ def serve_run(
                             engine, served, files, endpoint.address, endpoint.clients_file
                         )
                     )
+                    if http is not None:
+                        ready(await _http_greeting(http, endpoint.clients_file, source))
                     await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
                 # gRPC's grace lets running calls end and rejects new ones.
-                await endpoint.server.stop(section.deadlines.drain_s)
+                drain_s = section.deadlines.drain_s
+                ending: list[Awaitable[object]] = [endpoint.server.stop(drain_s)]
+                if http is not None:
+                    ending.append(http.drained(drain_s))
+                await asyncio.gather(*ending)
 
     log_to(sys.stderr)
     run_engine(config, NAME, life)
+
+
+def _prompt_source(section: RlaxSection, config: ResolvedConfig) -> PromptSource:
+    context = BuildContext.outside_run(section, config)
+    return build_part("prompt_source", section.prompt_source, "rlax.prompt_source", context)
 
 
 def _place(section: RlaxSection, host: str | None, advertised: str, *, open_to_all: bool) -> Place:
@@ -221,3 +265,14 @@ async def greeting(
         return f"{line}; try:\n{example}" if example else line
     except Exception as error:  # noqa: BLE001  a plug-in reads its prompts, which may be elsewhere
         return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"
+
+
+async def _http_greeting(
+    http: ServedHttp, token_file: Path | None, source: Callable[[], PromptSource]
+) -> str:
+    line = f"OpenAI's API is served on {http.url}"
+    try:
+        prompt = await asyncio.to_thread(lambda: example_prompt(source()))
+    except Exception as error:  # noqa: BLE001  see ``greeting``
+        return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"
+    return f"{line}; try:\n{http.example(token_file, prompt)}"

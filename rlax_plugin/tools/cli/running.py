@@ -137,6 +137,16 @@ def serve(
         int | None,
         typer.Option(min=0, max=65535, help="port to listen on; 0, the default: any free port"),
     ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            show_default=False,
+            help="with RUN: port of OpenAI's API over HTTP, which beyond loopback needs "
+            "rlax.network.tls; default: any free port",
+        ),
+    ] = None,
     version: Annotated[
         int | None,
         typer.Option(min=0, help="with RUN: weight version; default: the newest available"),
@@ -206,10 +216,10 @@ def serve(
 ) -> None:
     """Serves the weights of a run to other programs, or generates rollouts for a running trainer.
 
-    rlax serve RUN answers requests to the rollout engine's own service with the newest weights that
-    the run keeps, and with the run's settings; KEY=VALUE arguments change them, such as
-    rlax.rollouts.temperature=0. Clients need its token file, which only your user can read. After
-    SIGTERM it finishes its open requests and ends.
+    rlax serve RUN answers requests to OpenAI's API over HTTP, and to the rollout engine's own
+    service, with the newest weights that the run keeps, and with the run's settings; KEY=VALUE
+    arguments change them, such as rlax.rollouts.temperature=0. Clients need its token file, which
+    only your user can read. After SIGTERM it finishes its open requests and ends.
 
     rlax serve --controller HOST:PORT adds a worker to a running trainer. It needs neither the run's
     directory nor its config: the trainer sends the config. The worker loads the current weights and
@@ -246,6 +256,7 @@ def serve(
                 host=host,
                 advertised_host=advertised_host,
                 port=port or 0,
+                http_port=http_port,
                 version=version,
                 prometheus_port=prometheus_port,
                 open_to_all=open_to_all,
@@ -257,7 +268,8 @@ def serve(
         from rlax_plugin.run.programs.serve import serve as run
 
         _check_address("--controller", controller)
-        for option, value in (("--version", version), ("--open", open_to_all)):
+        only_with_run = {"--version": version, "--open": open_to_all, "--http-port": http_port}
+        for option, value in only_with_run.items():
             if value is not None and value is not False:
                 reason = "cannot be used with --controller, only with the directory of a run"
                 raise ConfigError(option, value, reason)

@@ -1,0 +1,253 @@
+"""The HTTP door: routes, keys, limits and deadlines in front of a policy.
+
+A request is refused before its body is read if its key is wrong, and before anything is sampled if
+a field cannot be honoured. When its client goes, or its time is over, its samples end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from rlax_plugin.rollout.http import wire
+from rlax_plugin.rollout.http.policy import Answered, Policy, Refused, Told
+from rlax_plugin.rpc.transport.http import Limits
+
+LIMITS = Limits(connections=1024, connection_s=30.0, answer_s=3600.0)
+"""Of a server in front of this application; an answer may wait in a queue for a long time."""
+
+MOST_BYTES = 16 << 20
+"""Of a body, as of a message over gRPC."""
+
+_KINDS: Mapping[str, wire.Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/inference/v1/generate": "tokens",
+}
+_METHODS = {"/v1/models": "GET", "/tokenize": "POST"} | dict.fromkeys(_KINDS, "POST")
+
+PolicyOf = Callable[[str | None], Policy | None]
+"""Returns the policy that a key opens, or None; the key is None if there is no header.
+
+A look-up by a digest of the key takes no time that tells anything about others.
+"""
+
+Count = Callable[[str, str, float], None]
+"""Called at the end of each request with its path, its HTTP status or CANCELLED, and seconds."""
+
+
+def _uncounted(path: str, code: str, took_s: float) -> None:
+    pass
+
+
+@dataclass(eq=False, slots=True)
+class HttpDoor:
+    """An ASGI application; serve it by ``HttpServer`` with ``LIMITS``.
+
+    Attributes:
+      policy_of: see ``PolicyOf``.
+      count: see ``Count``; called on the server's thread.
+      needs_key: False if everybody who can connect may ask. A browser then may not, because any
+        page that it shows could make it ask.
+      answering: number of requests that are being answered.
+    """
+
+    policy_of: PolicyOf
+    count: Count = _uncounted
+    needs_key: bool = True
+    answering: int = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, began_s, code = scope["path"], time.perf_counter(), "CANCELLED"
+        self.answering += 1
+        try:
+            code = str(await self._respond(Request(scope, receive), send))
+        except ClientDisconnect:
+            pass
+        finally:
+            self.answering -= 1
+            known = path if path in _METHODS else "other"
+            self.count(known, code, time.perf_counter() - began_s)
+
+    async def _respond(self, request: Request, send: Send) -> int:
+        """Answers a request; returns the status."""
+        more: Mapping[str, str] = {"connection": "close"}  # the body is perhaps not read
+        try:
+            policy = self._admitted(request)
+            if request.url.path == "/v1/models":
+                return await _send(send, 200, wire.models(policy))
+            body = await _body(request)
+            more = {}
+            return await _while_connected(request, _reply(policy, request, body, send))
+        except Refused as error:
+            if error.status == 401:
+                more = {**more, "www-authenticate": "Bearer"}
+            if error.status in (429, 503):
+                more = {**more, "retry-after": "1"}
+            return await _send(send, error.status, wire.error_body(error), more)
+
+    def _admitted(self, request: Request) -> Policy:
+        headers, path = request.headers, request.url.path
+        policy = self.policy_of(_key(headers) if self.needs_key else None)
+        if policy is None:
+            raise Refused(
+                "a key that is accepted here is required: Authorization: Bearer KEY",
+                status=401,
+                kind="authentication_error",
+            )
+        if not self.needs_key and "origin" in headers:
+            reason = "pages in a browser may not ask a server that needs no key"
+            raise Refused(reason, status=403, kind="permission_error")
+        if path not in _METHODS:
+            paths = ", ".join(sorted(_METHODS))
+            raise Refused(f"no such path; there are {paths}", status=404, kind="not_found_error")
+        if request.method != _METHODS[path]:
+            raise Refused(f"{path} takes {_METHODS[path]} only", status=405)
+        return policy
+
+
+def _key(headers: Headers) -> str | None:
+    """The key that a request shows; None if there is none, or not exactly one."""
+    values = headers.getlist("authorization")
+    scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return key.strip() if scheme.lower() == "bearer" else None
+
+
+async def _body(request: Request) -> bytes:
+    headers = request.headers
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # The one is valid, but a proxy may have believed the other.
+        raise Refused("a request has a length or is chunked, and not both")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused("Content-Type must be application/json", status=415)
+    too_long = Refused(f"the body must have at most {MOST_BYTES:,} bytes", status=413)
+    if int(headers.get("content-length", 0)) > MOST_BYTES:  # h11 has checked that it is a number
+        raise too_long
+    found = bytearray()
+    async for piece in request.stream():
+        found += piece
+        if len(found) > MOST_BYTES:
+            raise too_long
+    return bytes(found)
+
+
+def _retries(headers: Headers) -> int:
+    """How often a client says that it has sent the request before; OpenAI's clients do."""
+    name = "x-stainless-retry-count"
+    text = headers.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 4):
+        raise Refused(f"the header {name} must be a number below 1000", param=name)
+    return int(text)
+
+
+async def _while_connected(request: Request, reply: Coroutine[Any, Any, int]) -> int:
+    """Awaits a reply, and cancels it once the client has gone.
+
+    Raises:
+      ClientDisconnect: it has.
+    """
+    replying = asyncio.ensure_future(reply)
+    gone = asyncio.ensure_future(request.receive())  # nothing else comes after the body
+    try:
+        await asyncio.wait({replying, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not replying.done():
+            raise ClientDisconnect
+        return replying.result()
+    finally:
+        replying.cancel()
+        gone.cancel()
+        await asyncio.gather(replying, gone, return_exceptions=True)
+
+
+async def _reply(policy: Policy, request: Request, body: bytes, send: Send) -> int:
+    path = request.url.path
+    if path == "/tokenize":
+        return await _send(send, 200, await wire.tokenized(body, policy))
+    wanted = wire.wanted(_KINDS[path], body, policy.name, _retries(request.headers))
+    form = wire.Form(wanted, secrets.token_hex(16), policy)
+    if not wanted.stream:
+        return await _send(send, 200, await form.body(await _answers(policy, wanted)))
+    async with aclosing(_events(policy, wanted, form)) as events:
+        first = await anext(events)  # what is refused by then has an answer with its status
+        await _start(send, 200, {"content-type": "text/event-stream", "cache-control": "no-cache"})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        try:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Refused as error:
+            event = wire.event(wire.error_body(error))
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+    return 200
+
+
+async def _answers(
+    policy: Policy, wanted: wire.Wanted, told: Told | None = None
+) -> Sequence[Answered]:
+    """The answers to all prompts of a request; ``told`` gets the index among all choices."""
+
+    def behind(first: int) -> Told | None:
+        if told is None:
+            return None
+        return lambda index, *gain: told(first + index, *gain)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(policy.answer(one, behind(index * one.n)))
+                for index, one in enumerate(wanted.asked)
+            ]
+    except* Refused as several:
+        error = several.exceptions[0]
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+    return [task.result() for task in tasks]
+
+
+async def _events(policy: Policy, wanted: wire.Wanted, form: wire.Form) -> AsyncGenerator[bytes]:
+    """The events of a stream; at least one."""
+    gains: asyncio.Queue[tuple[int, Sequence[int], Sequence[float], str] | None] = asyncio.Queue()
+    sent: dict[int, tuple[int, str]] = {}  # tokens and text of each choice
+    answering = asyncio.ensure_future(
+        _answers(policy, wanted, lambda *gain: gains.put_nowait(gain))
+    )
+    answering.add_done_callback(lambda _: gains.put_nowait(None))
+    try:
+        while (gain := await gains.get()) is not None:
+            index, tokens, logprobs, text = gain
+            count, before = sent.get(index, (0, ""))
+            yield await form.gain(index, tokens, logprobs, text, begun=index in sent)
+            sent[index] = count + len(tokens), before + text
+        answers = answering.result()
+        pairs = [(answered, choice) for answered in answers for choice in answered.choices]
+        for index, (answered, choice) in enumerate(pairs):
+            yield await form.end(index, answered, choice, sent.get(index))
+        yield form.last(answers)
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+    found = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": found})
+
+
+async def _send(
+    send: Send, status: int, found: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> int:
+    data = wire.as_json(found)
+    own = {"content-type": "application/json", "content-length": str(len(data))}
+    await _start(send, status, {**own, **(headers or {})})
+    await send({"type": "http.response.body", "body": data})
+    return status

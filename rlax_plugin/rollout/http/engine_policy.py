@@ -1,0 +1,276 @@
+"""The policy of ``rlax serve RUN``: its engine, through the worker's own service of rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.base.concurrency.threads import BackgroundWorker
+from rlax_plugin.base.errors import RlaxError
+from rlax_plugin.base.text.harmless import one_line, storable
+from rlax_plugin.base.tokens.chat import Message
+from rlax_plugin.base.tokens.stopping import cut
+from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.data.prompts.checking import stable, stop_strings_of, whole_tokens
+from rlax_plugin.ports.protocols import PromptSource, RolloutEngine
+from rlax_plugin.rollout.fleet.links import CallError
+from rlax_plugin.rollout.http.policy import (
+    Answered,
+    Asked,
+    AssistantMessage,
+    Choice,
+    Refused,
+    Told,
+)
+from rlax_plugin.rollout.worker.rollout_service import RolloutService, check
+
+_MOST_UNFINISHED = 1024  # samples of all requests; more are refused
+_LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
+_EXCERPT = 300  # characters of a source's error
+_STATUS = {"rejected": 400, "failed": 500, "gone": 503}
+
+
+class EnginePolicy:
+    """Answers by an engine; see ``Policy``. Made on the engine's event loop, asked on any.
+
+    What is slow or untrusted stays off the engine's event loop: texts are encoded and decoded on a
+    thread of their own.
+
+    Args:
+      service: the worker's, with the engine.
+      section: limits, and the settings where a request says nothing.
+      make_source: the prompt source, called once, when the first request comes.
+      name: see ``Policy``.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        service: RolloutService,
+        section: RlaxSection,
+        make_source: Callable[[], PromptSource],
+        name: str,
+    ):
+        self.name = name
+        self._engine, self._service, self._section = engine, service, section
+        self._make_source, self._loop = make_source, asyncio.get_running_loop()
+        self._made: PromptSource | None = None
+        self._texts = BackgroundWorker("rlax-http-text", 4 * _MOST_UNFINISHED)
+        self._numbers = itertools.count()
+        self._unfinished = 0
+
+    @property
+    def longest(self) -> int:
+        own = self._section.max_context_tokens + self._section.rollouts.max_new_tokens
+        return min(own, self._engine.capabilities.context_tokens or own)
+
+    async def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        if tools:
+            raise Refused("tools: the chat template is not given tools here", param="tools")
+        source = await self._source()
+        characters = sum(len(message.get("content") or "") for message in messages)
+        self._check_characters(source, characters, "messages")
+        return await self._encoded(lambda: source.encode_messages(messages, None), "messages")
+
+    async def encode(self, text: str) -> list[int]:
+        source = await self._source()
+        self._check_characters(source, len(text), "prompt")
+        return await self._encoded(lambda: source.encode(text), "prompt")
+
+    def _check_characters(self, source: PromptSource, characters: int, field: str) -> None:
+        """Refuses, before it is tokenised, what is far too long."""
+        longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
+        if characters > (most := self._section.max_context_tokens * longest):
+            reason = f"{field} has {characters} characters: at most {most} fit into its tokens"
+            raise Refused(reason, param=field)
+
+    async def pieces(self, tokens: Sequence[int]) -> list[str]:
+        source, found = await self._source(), np.asarray(tokens, np.int32)
+        return await self._off_loop(
+            lambda: [storable(source.decode(found[i : i + 1])) for i in range(len(found))]
+        )
+
+    async def answer(self, asked: Asked, told: Told | None) -> Answered:
+        if self._unfinished + asked.n > _MOST_UNFINISHED:
+            reason = f"more than {_MOST_UNFINISHED} samples would wait: try again later"
+            raise Refused(reason, status=429, kind="rate_limit_error")
+        self._unfinished += asked.n
+        try:
+            source = await self._source()
+            given = asked.given
+            chat = isinstance(given, tuple)
+            if isinstance(given, str):
+                given = await self.encode(given)
+            elif isinstance(given, tuple):
+                given = await self.render(given, asked.tools)
+            request = self._request(source, asked, np.asarray(given, np.int32))
+            samples = await self._sampled(source, request, told)
+            stops = request.sampling.stop_strings
+            texts = await self._off_loop(
+                lambda: [storable(cut(source.decode(s.tokens), stops)) for s in samples]
+            )
+        finally:
+            self._unfinished -= asked.n
+        choices = []
+        for sample, text in zip(samples, texts, strict=True):
+            assert sample.finish is not None
+            version = int(sample.versions[-1])
+            message = AssistantMessage(text) if chat else None
+            choices.append(
+                Choice(sample.tokens, sample.logprobs, text, sample.finish, version, message)
+            )
+        return Answered(request.context, tuple(choices))
+
+    def _request(self, source: PromptSource, asked: Asked, context: np.ndarray) -> Request:
+        section, ends = self._section, not self._section.rollouts.ignore_stop
+        rollouts = section.rollouts
+        if asked.stop and not self._engine.capabilities.stop_strings:
+            raise Refused("stop: the engine of this run has no stop strings", param="stop")
+        own = stop_strings_of(source) if ends else ()
+        sampling = SamplingParams(
+            temperature=_or(asked.temperature, rollouts.last_temperature),
+            top_k=_or(asked.top_k, rollouts.top_k),
+            top_p=_or(asked.top_p, rollouts.top_p),
+            max_new_tokens=_or(asked.most_tokens, rollouts.max_new_tokens),
+            stop_ids=(*(source.stop_ids if ends else ()), *asked.stop_ids),
+            stop_strings=(*own, *asked.stop),
+        )
+        # A seed's next choices have the next seeds, as in vLLM.
+        seeds = [
+            secrets.randbits(64) if asked.seed is None else (asked.seed + i) % 2**64
+            for i in range(asked.n)
+        ]
+        later = len(context) > rollouts.max_prompt_tokens and section.several_turns
+        key = Key("serve", next(self._numbers), 0 if later else None, 0, int(later))
+        request = Request(key, 1, context, tuple(seeds), sampling)
+        capabilities = self._engine.capabilities
+        try:
+            check(request, section, capabilities.vocabulary, capabilities.side)
+        except ValueError as error:
+            reason = str(error).removeprefix(f"{key}: ")
+            raise Refused(reason, param=_field_of(reason)) from None
+        return request
+
+    async def _sampled(
+        self, source: PromptSource, request: Request, told: Told | None
+    ) -> Sequence[Sampled]:
+        gains = _Gains(source, request.sampling.stop_strings, len(request.seeds))
+        here, newest = asyncio.get_running_loop(), asyncio.Event()
+
+        def report(samples: Sequence[Sampled]) -> None:
+            gains.newest = samples
+            here.call_soon_threadsafe(newest.set)
+
+        async def tell(told: Told) -> None:
+            while await newest.wait():
+                newest.clear()
+                for gain in await self._off_loop(gains.take):
+                    told(*gain)
+
+        telling = None if told is None else asyncio.ensure_future(tell(told))
+        try:
+            # Cancelling what is awaited here cancels it there.
+            generated = asyncio.run_coroutine_threadsafe(
+                self._generated(request, report), self._loop
+            )
+            return await asyncio.wrap_future(generated)
+        finally:
+            if telling is not None:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+
+    async def _generated(
+        self, request: Request, report: Callable[[Sequence[Sampled]], None]
+    ) -> Sequence[Sampled]:
+        """On the engine's loop."""
+        found: Sequence[Sampled] = ()
+        try:
+            async with aclosing(self._service.answers([request])) as said:
+                async for _, samples, _ in said:
+                    found = samples
+                    report(samples)
+        except CallError as error:
+            raise Refused(
+                one_line(str(error), _EXCERPT),
+                status=_STATUS[error.kind],
+                kind="invalid_request_error" if error.kind == "rejected" else "server_error",
+            ) from error
+        if not found or any(sample.finish is None for sample in found):
+            raise Refused("the samples were given up", status=503, kind="server_error")
+        return found
+
+    async def _source(self) -> PromptSource:
+        if self._made is None:
+            try:
+                self._made = await self._off_loop(lambda: self._made or self._make_source())
+            except RlaxError as error:
+                reason = f"the run's prompt source is not available: {one_line(str(error))}"
+                raise Refused(reason, status=500, kind="server_error") from error
+        return self._made
+
+    async def _encoded(self, encode: Callable[[], Sequence[int]], field: str) -> list[int]:
+        try:
+            return [*await self._off_loop(encode)]
+        except ValueError as error:
+            reason = one_line(str(error), _EXCERPT)  # it may repeat the text
+            raise Refused(f"{field} cannot be encoded: {reason}", param=field) from error
+
+    async def _off_loop[T](self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._texts.shutdown(cancel_futures=True)
+
+
+class _Gains:
+    """What the samples of a request have gained since they were looked at last.
+
+    Attributes:
+      newest: the samples so far; set by the engine's thread.
+    """
+
+    def __init__(self, source: PromptSource, stop_strings: Sequence[str], samples: int):
+        self._source, self._stop_strings = source, stop_strings
+        self._tokens, self._texts = [0] * samples, [""] * samples
+        self.newest: Sequence[Sampled] = ()
+
+    def take(self) -> list[tuple[int, list[int], list[float], str]]:
+        found = []
+        for index, sample in enumerate(self.newest):
+            begin, sent = self._tokens[index], self._texts[index]
+            if len(sample.tokens) == begin:
+                continue
+            tokens = sample.tokens[: whole_tokens(self._source, sample.tokens)]
+            text = storable(cut(self._source.decode(tokens), self._stop_strings))
+            text = stable(text, self._stop_strings)
+            if not text.startswith(sent):  # at its end it is, or the stream ends with an error
+                continue
+            new, logprobs = sample.tokens[begin:].tolist(), sample.logprobs[begin:].tolist()
+            found.append((index, new, logprobs, text[len(sent) :]))
+            self._tokens[index], self._texts[index] = len(sample.tokens), text
+        return found
+
+
+def _or[T](asked: T | None, own: T) -> T:
+    return own if asked is None else asked
+
+
+def _field_of(reason: str) -> str | None:
+    """The field of a request that a rejection by the engine is about."""
+    names = {
+        "max_new_tokens": "max_tokens",
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+    }
+    return names.get(reason.partition(" ")[0])

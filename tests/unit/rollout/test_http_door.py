@@ -1,0 +1,440 @@
+"""The HTTP door, asked over loopback by clients good and bad; the engine is a scripted one."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from part_stubs import EngineStub, SourceStub
+from sections import section_with
+from waiting import wait_until
+
+from rlax_plugin.base.types import Sampled
+from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.rollout.http import app
+from rlax_plugin.rollout.http.app import LIMITS, HttpDoor
+from rlax_plugin.rollout.http.engine_policy import EnginePolicy
+from rlax_plugin.rollout.http.policy import Refused
+from rlax_plugin.rollout.http.wire import wanted
+from rlax_plugin.rollout.worker.rollout_service import RolloutService
+from rlax_plugin.rpc.transport.http import HttpServer, Limits
+
+LIMIT_S = 60.0
+KEY = "the-key"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "ab"}]}
+STOP = 1
+
+
+class Letters(SourceStub):
+    """Each letter is a token, a message is its letters, and an answer begins with ``>``."""
+
+    stop_ids = (STOP,)
+
+    def encode(self, text: str) -> list[int]:
+        if not text.isascii():
+            raise ValueError("not ASCII")
+        return [ord(c) for c in text]
+
+    def encode_messages(self, messages: Any, after: Any) -> list[int]:
+        return self.encode("".join(f"{m['content']}" for m in messages) + ">")
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(chr(t) for t in tokens if t != STOP)
+
+
+class Engine(EngineStub):
+    """A sample says its context and then its seed, a letter at a time; log-probs are -token."""
+
+    version = 7
+    capabilities = Capabilities(slots=4, vocabulary=256, stop_strings=True)
+
+    def __init__(self) -> None:
+        self.requests, self.ended, self.go = [], 0, threading.Event()
+        self.go.set()
+
+    async def generate(self, requests: Any, on_reply: Any) -> None:
+        (request,) = requests
+        self.requests.append(request)
+        try:
+            words = [[*request.context.tolist(), *map(ord, str(s)), STOP] for s in request.seeds]
+            most = request.sampling.max_new_tokens
+            for end in range(1, max(map(len, words)) + 1):
+                samples = [self._sample(request, i, w, min(end, most)) for i, w in enumerate(words)]
+                on_reply(request.key, samples)
+                if all(sample.finish for sample in samples):
+                    return
+                await asyncio.sleep(0.001)
+                while not self.go.is_set():
+                    await asyncio.sleep(0.01)
+        finally:
+            self.ended += 1
+
+    def _sample(self, request: Any, index: int, word: list[int], end: int) -> Sampled:
+        tokens = np.array(word[:end], np.int32)
+        finish = "length" if end == request.sampling.max_new_tokens else None
+        if end >= len(word):
+            finish = "stop"
+        versions = np.full(len(tokens), 7, np.int32)
+        return Sampled(request.seeds[index], tokens, -tokens.astype(np.float32), versions, finish)
+
+
+class Served:
+    """A door in front of an engine, on a thread with the engine's loop."""
+
+    def __init__(self, limits: Limits = LIMITS, needs_key: bool = True):
+        self.engine, self.counted = Engine(), []
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        rollouts = {"max_prompt_tokens": 16, "max_new_tokens": 40, "slots": 4, "group_size": 2}
+        section = section_with(rollouts=rollouts)
+
+        async def make() -> EnginePolicy:
+            service = RolloutService(self.engine, section)
+            return EnginePolicy(self.engine, service, section, Letters, "m")
+
+        self.policy = asyncio.run_coroutine_threadsafe(make(), self.loop).result(LIMIT_S)
+        self.door = HttpDoor(
+            lambda key: self.policy if key == KEY or not needs_key else None,
+            lambda *call: self.counted.append(call[:2]),
+            needs_key,
+        )
+        self.server = HttpServer(self.door, "127.0.0.1", 0, limits)
+
+    def close(self) -> None:
+        self.server.close()
+        self.policy.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=LIMIT_S)
+
+    def asked(
+        self, path: str, body: Any = None, key: str | None = KEY, **headers: str
+    ) -> tuple[int, Any]:
+        """Status and JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=LIMIT_S)
+        sent = {"Content-Type": "application/json"} | headers
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        data = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        try:
+            connection.request("GET" if body is None else "POST", path, data, sent)
+            answer = connection.getresponse()
+            text = answer.read()
+            return answer.status, json.loads(text) if text.startswith(b"{") else text
+        finally:
+            connection.close()
+
+    def streamed(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream, without the last, which is [DONE]."""
+        status, text = self.asked(path, body | {"stream": True})
+        assert status == 200, text
+        *events, end = text.decode().removesuffix("\n\n").split("\n\n")
+        assert end == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[Served]:
+    served = Served(**options)
+    try:
+        yield served
+    finally:
+        served.engine.go.set()
+        served.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+def test_a_chat_is_answered_with_what_the_engine_sampled(served: Served) -> None:
+    body = CHAT | {"n": 2, "seed": 8, "logprobs": True, "temperature": 0.5, "top_p": 0.9}
+    status, found = served.asked("/v1/chat/completions", body)
+    assert status == 200 and found["object"] == "chat.completion" and found["model"] == "m"
+    assert found["system_fingerprint"] == "weights-7"
+    assert [c["message"]["content"] for c in found["choices"]] == ["ab>8", "ab>9"]
+    assert [c["finish_reason"] for c in found["choices"]] == ["stop", "stop"]
+    first = found["choices"][0]["logprobs"]["content"]
+    assert [(p["token"], p["logprob"], p["bytes"]) for p in first[:2]] == [
+        ("a", -97.0, [97]),
+        ("b", -98.0, [98]),
+    ]
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
+    request = served.engine.requests[-1]
+    assert request.context.tolist() == [97, 98, 62] and request.seeds == (8, 9)
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.5, 0.9)
+    assert request.sampling.stop_ids == (STOP,) and request.sampling.max_new_tokens == 40
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(served: Served) -> None:
+    asked = CHAT | {"n": 2, "seed": 41, "logprobs": True, "return_token_ids": True}
+    _, whole = served.asked("/v1/chat/completions", asked)
+    events = served.streamed(
+        "/v1/chat/completions", asked | {"stream_options": {"include_usage": True}}
+    )
+    assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+    assert len(events) > 6  # it came as it was sampled
+    for index, choice in enumerate(whole["choices"]):
+        mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
+        assert [t for c in mine for t in c["token_ids"]] == choice["token_ids"]
+        told = [p for c in mine if c["logprobs"] for p in c["logprobs"]["content"]]
+        assert told == choice["logprobs"]["content"]
+        assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + ["stop"]
+
+
+def test_completions_of_several_prompts_and_forms(served: Served) -> None:
+    body = {"model": "m", "prompt": ["ab", "c"], "seed": 5, "logprobs": 0, "max_tokens": 2}
+    status, found = served.asked("/v1/completions", body)
+    assert status == 200, found
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in found["choices"]] == [
+        (0, "ab", "length"),
+        (1, "c5", "length"),
+    ]
+    assert found["choices"][1]["logprobs"] == {
+        "tokens": ["c", "5"],
+        "token_logprobs": [-99.0, -53.0],
+        "top_logprobs": None,
+        "text_offset": [0, 1],
+    }
+    body |= {"prompt": [[97], [98, 99]], "return_tokens_as_token_ids": True}
+    _, found = served.asked("/v1/completions", body)
+    assert [c["logprobs"]["tokens"] for c in found["choices"]] == [
+        ["token_id:97", "token_id:53"],
+        ["token_id:98", "token_id:99"],
+    ]
+    parts = served.streamed("/v1/completions", body)
+    assert "".join(p["choices"][0]["text"] for p in parts if p["choices"][0]["index"]) == "bc"
+
+
+def test_tokens_in_and_tokens_out(served: Served) -> None:
+    sampling = {"max_tokens": 3, "seed": 6, "logprobs": 1, "skip_special_tokens": False}
+    body = {"model": "m", "token_ids": [97, 98], "sampling_params": sampling}
+    status, found = served.asked("/inference/v1/generate", body)
+    (choice,) = found["choices"]
+    assert status == 200 and choice["token_ids"] == [97, 98, 54]
+    assert found["prompt_token_ids"] == [97, 98] and choice["finish_reason"] == "length"
+    assert [p["token"] for p in choice["logprobs"]["content"]] == [
+        "token_id:97",
+        "token_id:98",
+        "token_id:54",
+    ]
+    assert served.asked("/tokenize", CHAT)[1] == {
+        "count": 3,
+        "max_model_len": 56,
+        "tokens": [97, 98, 62],
+    }
+    assert served.asked("/tokenize", {"prompt": "c"})[1]["tokens"] == [99]
+    (model,) = served.asked("/v1/models")[1]["data"]
+    assert (model["id"], model["max_model_len"]) == ("m", 56)
+
+
+def test_a_stop_string_ends_the_text_before_it_also_in_a_stream(served: Served) -> None:
+    body = CHAT | {"seed": 1234, "stop": ["34", "zz"]}
+    _, found = served.asked("/v1/chat/completions", body)
+    assert found["choices"][0]["message"]["content"] == "ab>12"
+    assert served.engine.requests[-1].sampling.stop_strings == ("34", "zz")
+    parts = [e["choices"][0]["delta"] for e in served.streamed("/v1/chat/completions", body)]
+    assert "".join(part.get("content", "") for part in parts) == "ab>12"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "said"),
+    [
+        ({"top_logprobs": 2, "logprobs": True}, "top_logprobs", "only the log-prob of the sampled"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "only 0 is"),
+        ({"frequency_penalty": False}, "frequency_penalty", "only 0 is"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"speed": 5}, "speed", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", 'only "auto"'),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools"),
+        ({"n": 0}, "n", "from 1 to 128"),
+        ({"n": True}, "n", "a whole number"),
+        ({"n": 128}, None, "128 samples, must be 1 to"),
+        ({"seed": -1}, "seed", "from 0"),
+        ({"temperature": 10**400}, "temperature", "must be from 0"),
+        ({"temperature": 0.0001}, "temperature", "must be 0 or from 0.001"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"stop": [""]}, "stop", "1 to 256 characters"),
+        ({"stream_options": {}, "stream": False}, "stream_options", "stream = true"),
+        ({"max_tokens": 41}, "max_tokens", "rlax.rollouts.max_new_tokens is 40"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "differs"),
+        ({"messages": []}, "messages", "at least one"),
+        ({"messages": [5]}, "messages[0]", "must be an object"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a text"),
+        ({"messages": [{"role": "user", "content": "\xe9"}]}, "messages", "not ASCII"),
+        ({"messages": [{"role": "user", "content": "a" * 16}]}, None, "17 prompt tokens"),
+        ({"messages": [{"role": "user", "content": "a" * 99999}]}, "messages", "characters"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "type text",
+        ),
+        ({"model": "other"}, "model", "it is 'm'"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_honoured_is_refused_by_its_name(
+    served: Served, change: dict[str, Any], param: str | None, said: str, stream: bool
+) -> None:
+    before = len(served.engine.requests)
+    status, found = served.asked("/v1/chat/completions", CHAT | {"stream": stream} | change)
+    assert status == (404 if param == "model" else 400)
+    assert said in found["error"]["message"] and found["error"]["param"] == param
+    assert len(served.engine.requests) == before
+
+
+def test_fields_that_change_nothing_are_taken(served: Served) -> None:
+    nothing = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": None,
+        "response_format": {"type": "text"},
+        "top_k": -1,
+        "min_p": 0,
+        "top_logprobs": 0,
+        "parallel_tool_calls": True,
+        "tool_choice": "none",
+    }
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts, "refusal": None, "annotations": []}]
+    status, found = served.asked(
+        "/v1/chat/completions", CHAT | nothing | {"messages": messages, "seed": 3}
+    )
+    assert status == 200 and found["choices"][0]["message"]["content"] == "a\nb>3"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b"[]", "must be an object"),
+        (b'{"n": NaN}', "NaN"),
+        (b'{"n": 1, "n": 2}', "twice"),
+        (b'{"n": "\\ud800"}', "not valid JSON"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"\xff\xfe{}", "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused(body: bytes, said: str) -> None:
+    with pytest.raises(Refused, match=said) as caught:
+        wanted("chat", body, "m")
+    assert caught.value.status == 400
+
+
+def test_a_pair_of_surrogates_is_a_character() -> None:
+    body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}'
+    (asked,) = wanted("chat", body, "m").asked
+    assert asked.given == ({"role": "user", "content": "\U0001f600"},)
+
+
+@pytest.mark.parametrize("key", [None, "", "other", f"{KEY}x", "\xfc"])
+def test_a_wrong_key_opens_nothing(served: Served, key: str | None) -> None:
+    for path, body in (("/v1/models", None), ("/v1/chat/completions", CHAT), ("/nothing", None)):
+        status, found = served.asked(path, body, key)
+        assert status == 401 and found["error"]["code"] == "invalid_api_key"
+
+
+def test_a_server_without_keys_answers_no_page_in_a_browser() -> None:
+    with serving(needs_key=False) as served:
+        assert served.asked("/v1/models", key="anything")[0] == 200
+        assert served.asked("/v1/models", key=None, Origin="http://evil.example")[0] == 403
+        plain = {"Content-Type": "text/plain"}  # which a page may send without asking first
+        assert served.asked("/v1/chat/completions", CHAT, None, **plain)[0] == 415
+
+
+def test_paths_methods_and_bodies_have_limits(served: Served, monkeypatch: Any) -> None:
+    monkeypatch.setattr(app, "MOST_BYTES", 1000)
+    assert served.asked("/v1/nothing")[0] == 404
+    assert served.asked("/v1/chat/completions")[0] == 405
+    assert served.asked("/v1/chat/completions", b"x" * 1001)[0] == 413
+    head = f"POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
+    head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    with served.connected() as client:
+        client.sendall(head.encode() + b"\r\n" + 3 * (b"200\r\n" + 512 * b" " + b"\r\n"))
+        assert client.recv(12) == b"HTTP/1.1 413"
+    smuggled = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n"
+    for lengths in ("Content-Length: 5\r\n", "content-length: 5\r\nContent-Length: 6\r\n"):
+        with served.connected() as client:
+            client.sendall((head + lengths + "\r\n").encode() + smuggled)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_connection_serves_one_request_after_the_other(served: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=LIMIT_S)
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    sockets = set()
+    for _ in range(3):
+        connection.request("POST", "/v1/chat/completions", json.dumps(CHAT), headers)
+        sockets.add(connection.sock.getsockname())
+        assert connection.getresponse().read().startswith(b'{"id":"chatcmpl-')
+    connection.close()
+    assert len(sockets) == 1
+
+
+def test_a_client_that_goes_ends_its_samples() -> None:
+    with serving() as served:
+        served.engine.go.clear()
+        body = json.dumps(CHAT | {"stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with served.connected() as client:
+            client.sendall(head.encode() + body)
+            wait_until(lambda: served.engine.requests, "no request reached the engine")
+            assert client.recv(12) == b"HTTP/1.1 200" and not served.engine.ended
+        wait_until(lambda: served.engine.ended, "its samples go on")
+        wait_until(lambda: not served.door.answering, "the request is still open")
+        assert served.counted == [("/v1/chat/completions", "CANCELLED")]
+
+
+def test_a_slow_body_and_a_slow_answer_end_with_their_connection() -> None:
+    with serving(limits=Limits(connection_s=0.2, answer_s=0.5)) as served:
+        served.engine.go.clear()
+        head = f"POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
+        head += "Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        with served.connected() as client:
+            client.sendall(head.encode())
+            assert client.recv(1) == b""
+        with pytest.raises((http.client.HTTPException, OSError)):
+            served.asked("/v1/chat/completions", CHAT)
+        wait_until(lambda: served.engine.ended, "its samples go on")
+
+
+def test_a_hundred_clients_get_their_own_answers() -> None:
+    with serving() as served, ThreadPoolExecutor(100) as clients:
+        found = clients.map(
+            lambda i: served.asked("/v1/chat/completions", CHAT | {"seed": i}), range(100)
+        )
+        texts = [answer["choices"][0]["message"]["content"] for _, answer in found]
+        assert texts == [f"ab>{i}" for i in range(100)]
+        assert served.counted == 100 * [("/v1/chat/completions", "200")]
+
+
+def test_a_full_queue_is_refused_and_may_be_asked_again(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rlax_plugin.rollout.http.engine_policy._MOST_UNFINISHED", 2)
+    with serving() as served, ThreadPoolExecutor(2) as clients:
+        served.engine.go.clear()
+        waiting = [clients.submit(served.asked, "/v1/chat/completions", CHAT) for _ in range(2)]
+        wait_until(lambda: len(served.engine.requests) == 2, "two are not at the engine")
+        status, found = served.asked("/v1/chat/completions", CHAT)
+        assert status == 429 and found["error"]["type"] == "rate_limit_error"
+        served.engine.go.set()
+        assert [one.result(LIMIT_S)[0] for one in waiting] == [200, 200]
+        assert served.asked("/v1/chat/completions", CHAT)[0] == 200
