@@ -396,6 +396,10 @@ class Signature:
         """True if a message says what an answer said; most clients leave out its reasoning."""
         return self.core == answer.core and self.reasoning in (None, answer.reasoning)
 
+    def says(self, other: Signature) -> bool:
+        """True if two messages of clients say the same."""
+        return (self.core, self.reasoning) == (other.core, other.reasoning)
+
 
 def signature_of(message: Message) -> Signature:
     """Returns the signature of a message that ``for_template`` returned."""

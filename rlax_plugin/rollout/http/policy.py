@@ -54,8 +54,9 @@ class Edge:
     """A request's relation to an earlier one of its session, as its headers declare it.
 
     Attributes:
-      kind: the header's word for it, such as that for a compacted history.
-      parent: id of the earlier request's answer; "": the newest.
+      kind: as in verifiers' ``SemanticEdge``: ``continuation``, ``compaction``, ``subagent_call``
+        and others.
+      parent: ``Asked.id`` of the earlier request; "": the one that was answered last.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class Asked:
       stop_ids: tokens that end a choice, in addition to the policy's own.
       retry: how often the client has sent the request before (``x-stainless-retry-count``).
       edge: None: it is found by comparing prefixes.
+      id: the client's own for the request, the same if it is sent again; "": none.
     """
 
     given: np.ndarray | str | tuple[Message, ...]
@@ -90,6 +92,7 @@ class Asked:
     stop_ids: tuple[int, ...] = ()
     retry: int = 0
     edge: Edge | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
