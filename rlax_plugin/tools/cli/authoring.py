@@ -66,15 +66,12 @@ def check_plugin(
     *,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
-            show_default=False, help="another plug-in that this one needs; may be repeated"
-        ),
+        typer.Option(help="another plug-in that this one needs; may be repeated"),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND/NAME.KEY=VALUE",
-            show_default=False,
             help="option of one of its parts, with a YAML value; may be repeated",
         ),
     ] = None,

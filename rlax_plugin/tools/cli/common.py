@@ -54,13 +54,12 @@ Config = Annotated[
 ]
 Version = Annotated[
     int | None,
-    typer.Option(min=0, show_default=False, help="weight version; default: the newest"),
+    typer.Option(min=0, help="weight version; default: the newest"),
 ]
 CheckpointStep = Annotated[
     int | None,
     typer.Option(
         min=0,
-        show_default=False,
         help="step of a checkpoint, to measure it instead of a version",
     ),
 ]
@@ -69,7 +68,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE...",
-        show_default=False,
         help="keys to override, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
     ),
 ]

@@ -101,7 +101,6 @@ def check(
         typer.Option(
             "--compile",
             metavar="SLICE",
-            show_default=False,
             help="also compile the run's programs for a slice of TPUs, such as v5e-16",
         ),
     ] = None,
@@ -109,14 +108,12 @@ def check(
         str | None,
         typer.Option(
             metavar="SLICE",
-            show_default=False,
             help="--compile: slice of a worker; default: one host of the same chips",
         ),
     ] = None,
     compile_s: Annotated[
         float | None,
         typer.Option(
-            show_default=False,
             help="--compile: time limit in seconds for the trainer's program, and for a worker's "
             "programs; default: 1800",
         ),
@@ -264,9 +261,7 @@ def prompts(
     config: Config,
     overrides: Overrides = None,
     *,
-    split: Annotated[
-        str | None, typer.Option(show_default=False, help="only this split; default: all of them")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="only this split; default: all of them")] = None,
     count: Annotated[int, typer.Option(min=0, help="number of prompts to print of each split")] = 3,
     prompt_id: Annotated[
         str | None,
@@ -286,7 +281,6 @@ def prompts(
     out: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="--contamination: Parquet file of the prompts found, for rlax curate --without",
         ),
     ] = None,
@@ -339,9 +333,7 @@ def prompts(
 def plugins(
     config: Annotated[
         str | None,
-        typer.Argument(
-            metavar="CONFIG", show_default=False, help="config whose parts are listed first"
-        ),
+        typer.Argument(metavar="CONFIG", help="config whose parts are listed first"),
     ] = None,
     overrides: Overrides = None,
     *,
@@ -370,7 +362,6 @@ def explain(
         str | None,
         typer.Argument(
             metavar="NAME",
-            show_default=False,
             help="section, key, part, preset or metric, such as rlax.rollouts, group_size, wandb, "
             "grpo or time/step_s; or a config (.yml), whose objective is explained; default: list "
             "the names",
@@ -380,7 +371,6 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [KEY=VALUE...]",
-            show_default=False,
             help="a config whose plug-ins are loaded; then, for a preset, keys below "
             "rlax.objective, such as rlax.objective.kl.coefficient=0.04",
         ),
@@ -389,7 +379,6 @@ def explain(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            show_default=False,
             help="module to load although it is not installed as a plug-in; may be repeated",
         ),
     ] = None,
@@ -397,7 +386,6 @@ def explain(
         str | None,
         typer.Option(
             metavar="PAGE",
-            show_default=False,
             help="print the generated text of a page of docs/ instead: config, metrics, objectives",
         ),
     ] = None,

@@ -36,14 +36,12 @@ def evaluate(
         list[str] | None,
         typer.Option(
             "--set",
-            show_default=False,
             help="evaluation set of the config; may be repeated; default: all sets",
         ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="split of the main set: test or validation; of a table of pass rates, the split "
             "whose prompts are measured, by default train",
         ),
@@ -52,7 +50,6 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            show_default=False,
             help="number of problems, for sets that do not set their own number",
         ),
     ] = None,
@@ -60,19 +57,17 @@ def evaluate(
         int | None,
         typer.Option(
             min=1,
-            show_default=False,
             help="number of completions per problem, for sets that do not set their own number; of "
             "a table of pass rates, for each prompt, by default 8",
         ),
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("--k", min=1, show_default=False, help="k of pass@k; may be repeated"),
+        typer.Option("--k", min=1, help="k of pass@k; may be repeated"),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="file of the result; default: RUN/evaluation/eval-VERSION.json. A new file that "
             "ends in .parquet gets a table of pass rates",
         ),
@@ -135,7 +130,6 @@ def curate(
     without: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="file of rlax prompts --contamination whose prompts are dropped",
         ),
     ] = None,

@@ -104,9 +104,7 @@ def export(
     ] = Dtype.float32,
     config: Annotated[
         str | None,
-        typer.Option(
-            show_default=False, help="file (.yml) with MaxText's keys of a checkpoint's model"
-        ),
+        typer.Option(help="file (.yml) with MaxText's keys of a checkpoint's model"),
     ] = None,
     shard_gb: Annotated[
         float, typer.Option(min=0.001, help="largest size of one file of weights, in GB")

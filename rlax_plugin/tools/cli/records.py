@@ -12,7 +12,7 @@ from rlax_plugin.tools.cli.common import LOOK, RUN_FAILED, Run, command, exit_st
 
 Out = Annotated[
     str | None,
-    typer.Option("--out", metavar="FILE", show_default=False, help="file to write the page to"),
+    typer.Option("--out", metavar="FILE", help="file to write the page to"),
 ]
 
 
@@ -45,7 +45,6 @@ def report(
         str | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="write only a file of Chrome trace events, for Perfetto or chrome://tracing: who "
             "was busy when",
         ),
@@ -127,14 +126,11 @@ def replay(
     *,
     to: Annotated[
         int | None,
-        typer.Option(
-            min=1, show_default=False, help="last step to replay; default: the last recorded one"
-        ),
+        typer.Option(min=1, help="last step to replay; default: the last recorded one"),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            show_default=False,
             help="local directory for the replay's files, which is emptied first; default: "
             "RUN/replay, or ./replay-NAME for a run on an object store",
         ),

@@ -41,7 +41,6 @@ def train(
         typer.Option(
             min=1,
             max=4096,
-            show_default=False,
             help="number of hosts of the trainer. With hardware=cpu and without --host, all of "
             "them are started here, as processes that share the devices of the config",
         ),
@@ -50,7 +49,6 @@ def train(
         int | None,
         typer.Option(
             min=0,
-            show_default=False,
             help="with --hosts: this is the host of this number; 0 has the run directory and the "
             "controller. Start each host with the same config and arguments",
         ),
@@ -114,7 +112,6 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [KEY=VALUE...]",
-            show_default=False,
             help="directory of a run whose weights are served to other programs; with "
             "--controller not needed. Then keys to override: with RUN any, with --controller "
             "those that are local to a worker",

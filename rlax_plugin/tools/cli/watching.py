@@ -22,7 +22,6 @@ def status(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            show_default=False,
             help="directory of a run on this machine; not needed with --controller",
         ),
     ] = None,
@@ -81,7 +80,6 @@ def doctor(
         str | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="also write all evidence to this new .tar.gz file: status, stacks, ends of logs, "
             "and the config without values that may be secrets",
         ),
