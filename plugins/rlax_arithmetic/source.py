@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_arithmetic import tokenizer
 from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
@@ -66,8 +66,7 @@ class ArithmeticConfig(Section):
             train=self.train_problems,
         )
 
-    @model_validator(mode="after")
-    def _something_to_train_on(self) -> ArithmeticConfig:
+    def check_together(self) -> None:
         held_out = self.test_problems + self.validation_problems
         # Each held-out split may grow by one, see `problems.operands`.
         if held_out + 2 >= self.problem_set.total:
@@ -78,7 +77,6 @@ class ArithmeticConfig(Section):
                 f"the {self.problem_set.total} problems of {self.digits} digit(s) is left to train "
                 "on",
             )
-        return self
 
 
 class ArithmeticSource(PromptSource):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_curation.learnability import Candidates, CandidatesConfig
 from rlax_plugin.api import ConfigError, PassRates, Prompt, Sampler
@@ -33,11 +33,9 @@ class BandSamplerConfig(CandidatesConfig):
         "than 0.95",
     )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> BandSamplerConfig:
+    def check_together(self) -> None:
         if self.low > self.high:
             raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
-        return self
 
 
 class BandSampler(Sampler):

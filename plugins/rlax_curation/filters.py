@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import ConfigError, Filter, NoOptions, ScoredGroup, Section
 
@@ -49,11 +49,9 @@ class BandConfig(Section):
         default=0.8, description="largest share of passing samples in an accepted group"
     )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> BandConfig:
+    def check_together(self) -> None:
         if self.low > self.high:
             raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
-        return self
 
 
 class DifficultyBand(Filter):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_curation.shuffled import Epochs
 from rlax_plugin.api import ConfigError, PassRates, PositiveInt, Prompt, Sampler, Section
@@ -47,13 +47,11 @@ class GresoConfig(Section):
         default=64, description="number of scored groups after which the probabilities change"
     )
 
-    @model_validator(mode="after")
-    def _above_minimum(self) -> GresoConfig:
+    def check_together(self) -> None:
         for name in ("easy", "hard"):
             if getattr(self, name) < self.minimum:
                 reason = f"must be at least minimum = {self.minimum}"
                 raise ConfigError(name, getattr(self, name), reason)
-        return self
 
 
 class Greso(Sampler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import (
     BrokenRow,
@@ -28,14 +28,13 @@ class FilesConfig(DatasetConfig):
         "data/*.jsonl, or a list of them. To name the files of each split, set splits instead",
     )
 
-    @model_validator(mode="after")
-    def _one_place(self) -> FilesConfig:
+    def check_together(self) -> None:
+        super().check_together()
         if bool(self.path) == bool(self.splits):
             reason = "must be given, or splits in its place"
             if self.path:
                 reason = "must not be given together with splits"
             raise ConfigError("path", self.path or None, reason)
-        return self
 
     def patterns(self, split: str) -> tuple[str, tuple[str, ...]]:
         """Returns the key that names the files of a split, and its patterns."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_http.client import Client, Reply, names_of
 from rlax_http.failures import ServerError, UnreadableError
@@ -78,8 +78,7 @@ class JudgeConfig(ServerConfig):
         "such as {max_tokens: null, max_completion_tokens: 512}",
     )
 
-    @model_validator(mode="after")
-    def _makes_sense(self) -> JudgeConfig:
+    def check_together(self) -> None:
         check_url("base_url", self.base_url)
         if self.lowest >= self.highest:
             raise ConfigError("lowest", self.lowest, f"must be below highest = {self.highest:g}")
@@ -99,7 +98,6 @@ class JudgeConfig(ServerConfig):
         if self.verdict == "json" and "marker" in names:
             reason = "must not have the field {marker}, which verdict json does not use"
             raise ConfigError("template", self.template, reason)
-        return self
 
     @property
     def question(self) -> str:

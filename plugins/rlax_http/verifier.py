@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_http.client import Client, Reply, names_of
 from rlax_http.failures import ServerError
@@ -21,10 +21,8 @@ class VerifierConfig(ServerConfig):
 
     url: str = Field(default=..., description="address to which each sample is sent by POST")
 
-    @model_validator(mode="after")
-    def _address(self) -> VerifierConfig:
+    def check_together(self) -> None:
         check_url("url", self.url)
-        return self
 
 
 class HttpVerifier:

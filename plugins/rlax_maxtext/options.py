@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from maxtext_overrides.trainer import first_weights
 from rlax_plugin.api import (
@@ -122,15 +122,18 @@ class WarmStart(Section):
         """Largest number of steps on right answers."""
         return _STEPS if self.steps is None else self.steps
 
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> WarmStart:
+    def check_together(self) -> None:
+        self._of_one_kind()
+        self._a_window()
+
+    def _of_one_kind(self) -> None:
         given = self.model_fields_set
         if self.data is None:
             for option in ("turns", "epochs"):
                 if option in given:
                     reason = "needs warm_start.data, the demonstrations"
                     raise ConfigError(f"warm_start.{option}", getattr(self, option), reason)
-            return self
+            return
         for option in _OF_ANSWERS:
             if option in given:
                 reason = "must not be given together with warm_start.data: it is of right answers"
@@ -139,17 +142,14 @@ class WarmStart(Section):
             if option not in given:
                 reason = "must be given together with warm_start.data"
                 raise ConfigError(f"warm_start.{option}", None, reason)
-        return self
 
-    @model_validator(mode="after")
-    def _a_window(self) -> WarmStart:
+    def _a_window(self) -> None:
         if self.enabled and self.pass_at_1_from > self.pass_at_1_to:
             raise ConfigError(
                 "warm_start.pass_at_1_from",
                 self.pass_at_1_from,
                 f"must not exceed pass_at_1_to = {self.pass_at_1_to:g}",
             )
-        return self
 
 
 class MixedDemonstrations(Section):
@@ -181,13 +181,11 @@ class MixedDemonstrations(Section):
         """Number of rows that a batch of RL has more."""
         return 0 if self.data is None else self.rows
 
-    @model_validator(mode="after")
-    def _of_data(self) -> MixedDemonstrations:
+    def check_together(self) -> None:
         for option in ("turns", "rows", "weight") if self.data is None else ():
             if option in self.model_fields_set:
                 reason = "needs demonstrations.data, the demonstrations"
                 raise ConfigError(f"demonstrations.{option}", getattr(self, option), reason)
-        return self
 
 
 class TrainerOptions(Section):

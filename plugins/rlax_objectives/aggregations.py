@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import (
     Aggregation,
@@ -109,12 +109,10 @@ class ConstantLength(_Counting):
         description="divisor of the sum over all tokens: N L_max, or L_max alone",
     )
 
-    @model_validator(mode="after")
-    def _counts_sequences(self) -> ConstantLength:
+    def check_together(self) -> None:
         if self.divisor == "length" and self.counts_kept:
             reason = "has no effect with divisor: length, which counts no sequences"
             raise ConfigError("count", self.count, reason)
-        return self
 
 
 class _ConstantLength:

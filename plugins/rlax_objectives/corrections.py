@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import (
     ConfigError,
@@ -58,14 +58,12 @@ class Bounded(Section):
     def corrects(self) -> bool:
         return self.cap is not None
 
-    @model_validator(mode="after")
-    def _bounds_ordered(self) -> Bounded:
+    def check_together(self) -> None:
         if self.floor is None or self.cap is None:
-            return self
+            return
         if (step := first_above(self.floor, self.cap)) is not None:
             when = f", and does at step {step}" if step > 1 else ""
             raise ConfigError("floor", self.floor, f"must not exceed cap = {self.cap}{when}")
-        return self
 
     def log_ratio(self, inputs: TokenInputs) -> Any:
         """Returns the log ratio of each token."""
@@ -162,15 +160,13 @@ class _Band(_Mask):
         """The lower and the upper bound that apply; None: there is none."""
         return self.low, self.high
 
-    @model_validator(mode="after")
-    def _ordered(self) -> _Band:
+    def check_together(self) -> None:
         low, high = self.bounds
         if low is None or high is None:
-            return self
+            return
         if (step := first_above(low, high)) is not None:
             when = f", and does at step {step}" if step > 1 else ""
             raise ConfigError("low", low, f"must not exceed high = {high}{when}")
-        return self
 
     def inside(self, ratio_bt: Any, inputs: TokenInputs) -> Any:
         """Returns the mask of ratios between both bounds."""
@@ -245,11 +241,10 @@ class SequenceMask(_Band):
     def bounds(self) -> tuple[Any, Any]:
         return (self.low if self.of == "ratio" else None), self.high
 
-    @model_validator(mode="after")
-    def _low_of_a_ratio(self) -> SequenceMask:
+    def check_together(self) -> None:
+        super().check_together()
         if self.of != "ratio" and "low" in self.model_fields_set and self.low is not None:
             raise ConfigError("low", self.low, f"has no effect with of: {self.of}: set high alone")
-        return self
 
     def keeps(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlax_plugin.api import (
     Choice,
@@ -89,13 +89,11 @@ class Pool(Section):
             raise ValueError(f"{others[0]} {reason}")
         return keys
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Pool:
+    def check_together(self) -> None:
         if self.max is not None and self.max < self.min:
             raise ValueError(f"max = {self.max} must be at least min = {self.min}")
         if self.most < 1:
             raise ValueError("max must be at least 1: a pool with no workers can be left out")
-        return self
 
     @property
     def most(self) -> int:
@@ -153,14 +151,12 @@ class RayConfig(Section):
         default=10.0, description="time between SIGTERM and SIGKILL when the run ends"
     )
 
-    @model_validator(mode="after")
-    def _complete(self) -> RayConfig:
+    def check_together(self) -> None:
         names = [pool.name for pool in self.pools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"pools: two pools have the name {twice[0]}")
         if not any(pool.min for pool in self.pools):
             raise ValueError("pools: at least one pool needs a min of at least 1")
-        return self
 
     @property
     def workers(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import (
     BuildContext,
@@ -39,11 +39,9 @@ class LengthConfig(Section):
     free: NonNegativeInt = Field(0, description="tokens that cost nothing with linear")
     most: Annotated[float, Field(ge=0)] = Field(1.0, description="largest penalty of linear")
 
-    @model_validator(mode="after")
-    def _fits(self) -> LengthConfig:
+    def check_together(self) -> None:
         if self.max and self.buffer and self.buffer > self.max:
             raise ConfigError("buffer", self.buffer, f"must not exceed max = {self.max}")
-        return self
 
 
 class Length:

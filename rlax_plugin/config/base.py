@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -66,6 +66,18 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def check_together(self) -> None:
+        """Checks options that depend on each other, once each of them is valid.
+
+        Raises:
+          ValueError: they do not fit; a ConfigError names the key.
+        """
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.check_together()
+        return self
 
 
 def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

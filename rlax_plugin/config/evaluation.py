@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import hidden_character
@@ -107,8 +107,7 @@ class Evaluation(Section):
         sets = self.all_sets().values() if self.problems else ()
         return min((one.samples or 1 for one in sets), default=None)
 
-    @model_validator(mode="after")
-    def _can_be_measured(self) -> Evaluation:
+    def check_together(self) -> None:
         for name in self.sets:
             key = f"rlax.evaluation.sets.{name}"
             if name == self.split:
@@ -120,7 +119,7 @@ class Evaluation(Section):
                 reason = "the name of a set must consist of letters, digits and _"
                 raise ConfigError(key, None, f"{reason}; it has {hidden}" if hidden else reason)
         if not self.problems:
-            return self
+            return
         for name, one in self.all_sets().items():
             for kind in ("k", "majority_k"):
                 k, n = max(getattr(self, kind), default=0), one.samples or 1
@@ -131,4 +130,3 @@ class Evaluation(Section):
                         k,
                         f"must be at most rlax.evaluation.{where}samples = {n}",
                     )
-        return self

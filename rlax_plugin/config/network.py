@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.addresses import HOST_FORMS, is_host, is_loopback, is_wildcard
@@ -87,14 +87,12 @@ class Tls(Section):
         """True if the endpoints have certificates of the operator."""
         return bool(self.certificate)
 
-    @model_validator(mode="after")
-    def _complete(self) -> Tls:
+    def check_together(self) -> None:
         files = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
         missing = [name for name, path in files.items() if not path]
         if missing and len(missing) < len(files):
             others = " and ".join(f"rlax.network.tls.{name}" for name in files if files[name])
             raise ConfigError(f"rlax.network.tls.{missing[0]}", None, f"must be set with {others}")
-        return self
 
 
 class Network(Section):
@@ -147,12 +145,10 @@ class Network(Section):
         """The hosts of the controller's port."""
         return Place(self.host, self.advertised_host)
 
-    @model_validator(mode="after")
-    def _reachable(self) -> Network:
+    def check_together(self) -> None:
         self.place.check(HOST, ADVERTISED)
         if self.prometheus_port is not None and not self.prometheus_token_file:
             check_page_is_local(self.host, PROMETHEUS_TOKEN)
-        return self
 
 
 def check_page_is_local(host: str, key: str) -> None:

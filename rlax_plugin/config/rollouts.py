@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import (
@@ -155,8 +155,7 @@ class Staleness(Section):
         """Number of steps whose groups may be outstanding at once, including the next batch's."""
         return self.max_staleness - self.reload_every + 1
 
-    @model_validator(mode="after")
-    def _reachable(self) -> Staleness:
+    def check_together(self) -> None:
         if self.max_staleness < self.reload_every:
             raise ConfigError(
                 "rlax.staleness.max_staleness",
@@ -164,7 +163,6 @@ class Staleness(Section):
                 f"must be at least reload_every = {self.reload_every}, because a worker that "
                 "reloads once per that many versions generates samples that old",
             )
-        return self
 
 
 class Prior(Section):
@@ -212,13 +210,11 @@ class Guard(Section):
         "counts the reasons. The run can be resumed with a smaller value. 0: never",
     )
 
-    @model_validator(mode="after")
-    def _warns_first(self) -> Guard:
+    def check_together(self) -> None:
         if self.warn and self.stop > self.warn:
             raise ConfigError(
                 "rlax.curation.guard.stop", self.stop, f"must not exceed warn = {self.warn}"
             )
-        return self
 
 
 class Screening(Section):
@@ -338,8 +334,7 @@ class Curation(Section):
         default=Guard(), description="limits for the share of groups that the filters keep"
     )
 
-    @model_validator(mode="after")
-    def _stages_in_order(self) -> Curation:
+    def check_together(self) -> None:
         step = 0
         for number, stage in enumerate(self.stages):
             key = f"rlax.curation.stages.{number}"
@@ -353,7 +348,6 @@ class Curation(Section):
                     reason = f"must be more than {step}, where an earlier stage ends"
                     raise ConfigError(f"{key}.until_step", stage.until_step, reason)
                 step = stage.until_step
-        return self
 
 
 MOST_ANSWERS = 2**15 - 1  # their number shares an int32 with that of the prompt
@@ -384,8 +378,7 @@ class Batches(Section):
         "https://arxiv.org/abs/2506.14731). 0: a batch takes groups_per_step groups",
     )
 
-    @model_validator(mode="after")
-    def _some_share(self) -> Batches:
+    def check_together(self) -> None:
         in_row = self.sequences_per_row
         if self.shared_prompts and not 1 < in_row <= MOST_ANSWERS:
             raise ConfigError(
@@ -394,4 +387,3 @@ class Batches(Section):
                 f"must be from 2 to {MOST_ANSWERS} with shared_prompts, such as "
                 "rlax.rollouts.group_size",
             )
-        return self

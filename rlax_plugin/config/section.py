@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import (
@@ -277,12 +277,20 @@ class RlaxSection(Section):
         """Maximum number of tokens of a row that the policy samples, and that can train."""
         return min(self.row_tokens, self.batches.sequences_per_row * self.sampled_tokens)
 
-    @model_validator(mode="after")
-    def _something_is_paid(self) -> RlaxSection:
+    def check_together(self) -> None:
+        self._something_is_paid()
+        self._functions_have_names()
+        self._first_turn_fits()
+        self._prompts_can_be_shared()
+        self._batches_hold()
+        self._can_screen()
+        self._can_train_on_log()
+        self._can_be_deterministic()
+
+    def _something_is_paid(self) -> None:
         if not self.rewards and not self.several_turns:
             reason = f"must name at least one reward: {SINGLE_TURN} gives none"
             raise ConfigError("rlax.rewards", [], reason)
-        return self
 
     @property
     def function_lists(self) -> dict[str, tuple[FunctionChoice, ...]]:
@@ -301,22 +309,17 @@ class RlaxSection(Section):
         lists = self.function_lists.values()
         return [choice.function for choices in lists for choice in choices if choice.function]
 
-    @model_validator(mode="after")
-    def _functions_have_names(self) -> RlaxSection:
+    def _functions_have_names(self) -> None:
         for key, choices in self.function_lists.items():
             check_labels(choices, key)
-        return self
 
-    @model_validator(mode="after")
-    def _first_turn_fits(self) -> RlaxSection:
+    def _first_turn_fits(self) -> None:
         most, one = self.episodes.max_tokens, self.rollouts.max_new_tokens
         if self.several_turns and 0 < most < one:
             reason = f"must be 0, or at least rlax.rollouts.max_new_tokens = {one}"
             raise ConfigError("rlax.episodes.max_tokens", most, reason)
-        return self
 
-    @model_validator(mode="after")
-    def _prompts_can_be_shared(self) -> RlaxSection:
+    def _prompts_can_be_shared(self) -> None:
         reason = ""
         if self.several_turns:
             reason = f"rlax.environment {self.environment.name}: only {SINGLE_TURN} can share them"
@@ -326,17 +329,14 @@ class RlaxSection(Section):
         if self.batches.shared_prompts and reason:
             key = "rlax.batches.shared_prompts"
             raise ConfigError(key, True, f"must be false with {reason}")
-        return self
 
-    @model_validator(mode="after")
-    def _batches_hold(self) -> RlaxSection:
+    def _batches_hold(self) -> None:
         rows, updates = self.batch_rows, self.objective.mini_batches
         if rows % updates:
             raise ConfigError(
                 "rlax.objective.mini_batches", updates, f"must divide the batch's {rows} rows"
             )
         self._check_rows(rows)
-        return self
 
     def _check_rows(self, rows: int) -> None:
         group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
@@ -372,8 +372,7 @@ class RlaxSection(Section):
                 "sequences_per_row",
             )
 
-    @model_validator(mode="after")
-    def _can_screen(self) -> RlaxSection:
+    def _can_screen(self) -> None:
         key, pilots = "rlax.curation.screening.pilots", self.curation.screening.pilots
         if pilots >= (size := self.rollouts.group_size):
             raise ConfigError(key, pilots, f"must be less than rlax.rollouts.group_size = {size}")
@@ -381,16 +380,14 @@ class RlaxSection(Section):
             name = self.environment.name
             reason = f"must be 0 with rlax.environment {name}: only {SINGLE_TURN} can be screened"
             raise ConfigError(key, pilots, reason)
-        return self
 
-    @model_validator(mode="after")
-    def _can_train_on_log(self) -> RlaxSection:
+    def _can_train_on_log(self) -> None:
         if not self.trains_on_log:
             for name, without in (("min_reward", None), ("keep", "all")):
                 if (value := getattr(self.logged_samples, name)) != without:
                     reason = "has no effect without rlax.logged_samples.path"
                     raise ConfigError(f"rlax.logged_samples.{name}", value, reason)
-            return self
+            return
         curation, staleness = self.curation, self.staleness
         right: dict[str, tuple[object, object]] = {
             "environment": (self.environment.plain_name, SINGLE_TURN),
@@ -410,12 +407,10 @@ class RlaxSection(Section):
         if self.rollouts.only_temperature is None:
             reason = "must be a number with rlax.logged_samples: the one they were sampled at"
             raise ConfigError("rlax.rollouts.temperature", "a schedule", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _can_be_deterministic(self) -> RlaxSection:
+    def _can_be_deterministic(self) -> None:
         if not self.deterministic:
-            return self
+            return
         wanted = {
             "staleness.reload_every": (self.staleness.reload_every, 1),
             "staleness.max_staleness": (self.staleness.max_staleness, 1),
@@ -435,4 +430,3 @@ class RlaxSection(Section):
                 f"must be at least group_size = {self.rollouts.group_size} with rlax.deterministic"
             )
             raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)
-        return self

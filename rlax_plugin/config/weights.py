@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.addresses import is_address
@@ -85,10 +85,8 @@ class Weights(Section):
             raise ConfigError("rlax.weights.stream_dir", directory, "must be a local directory")
         return directory
 
-    @model_validator(mode="after")
-    def _reachable(self) -> Weights:
+    def check_together(self) -> None:
         server = self.parameter_server
         if server != "embedded" and not is_address(server):
             reason = "must be embedded, or host:port of a running rlax parameter-server"
             raise ConfigError("rlax.weights.parameter_server", server, reason)
-        return self

@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import PositiveInt, Section
@@ -125,8 +125,12 @@ class DatasetConfig(Section):
             return None
         return tuple(name for _, name, _, _ in string.Formatter().parse(self.question) if name)
 
-    @model_validator(mode="after")
-    def _splits_agree(self) -> DatasetConfig:
+    def check_together(self) -> None:
+        self._splits_agree()
+        self._template_is_plain()
+        self._weights_have_domains()
+
+    def _splits_agree(self) -> None:
         for option in ("splits", "held_out"):
             for name in getattr(self, option):
                 if not _SPLIT.fullmatch(name):
@@ -139,10 +143,8 @@ class DatasetConfig(Section):
         if (share := sum(self.held_out.values())) > _MOST_HELD_OUT:
             reason = f"must sum to at most {_MOST_HELD_OUT}, and sums to {share:g}"
             raise ConfigError("held_out", dict(self.held_out), reason)
-        return self
 
-    @model_validator(mode="after")
-    def _template_is_plain(self) -> DatasetConfig:
+    def _template_is_plain(self) -> None:
         try:
             parts = list(string.Formatter().parse(self.question))
         except ValueError as error:
@@ -152,14 +154,11 @@ class DatasetConfig(Section):
             if name is not None and (form or conversion or not re.fullmatch(r"[^.\[\]]+", name)):
                 reason = "must have plain columns in its braces, such as {question}"
                 raise ConfigError("question", self.question, reason)
-        return self
 
-    @model_validator(mode="after")
-    def _weights_have_domains(self) -> DatasetConfig:
+    def _weights_have_domains(self) -> None:
         if self.weights and not self.domain:
             raise ConfigError("weights", dict(self.weights), "needs domain, the column of domains")
         if self.weights and not any(self.weights.values()):
             raise ConfigError("weights", dict(self.weights), "must not all be 0")
         if self.system and self.chat is False:
             raise ConfigError("system", self.system, "needs a chat")
-        return self
