@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -83,6 +84,7 @@ class Server:
         self._vocabulary, self._on_end, self._closing = vocabulary, on_end, False
         self._limits, self._token_s = limits, limits[TOKENS]
         self._said = collections.deque[str](maxlen=_SAID)
+        self._directory = directory
         self._keeper: subprocess.Popen[bytes] | None = None
         socket = url.removeprefix("unix:") if url.startswith("unix:") else ""
         if python:
@@ -244,6 +246,7 @@ class Server:
             log.warning("vLLM's processes were not gone after %g s", _END_S)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(keeper.pid, signal.SIGKILL)
+        shutil.rmtree(self._directory, ignore_errors=True)  # if the keeper was killed
 
 
 def _environment(directory: str) -> dict[str, str]:

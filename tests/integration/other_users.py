@@ -18,7 +18,7 @@ from other_user_calls import CALL_S
 
 USER = 65_534
 _HERE = Path(__file__).parent
-_BECOMES = (
+BECOMES = (
     sys.executable,
     str(_HERE.parent / "helpers/ordinary_user.py"),
     str(USER),
@@ -33,7 +33,7 @@ def _problem() -> str:
     """The reason why no process of another user can be had; empty if one can."""
     if os.geteuid() != 0:
         return "only root can start a process of another user"
-    probe = [*_BECOMES, "-c", "import grpc, os; print(os.getuid())"]
+    probe = [*BECOMES, "-c", "import grpc, os; print(os.getuid())"]
     done = subprocess.run(probe, capture_output=True, text=True, env=_BARE, timeout=_ATTACK_S)
     if done.stdout.strip() == str(USER):
         return ""
@@ -66,7 +66,7 @@ def common_home() -> Iterator[Path]:
 
 def attack(script: str, **order: Any) -> list[dict[str, Any]]:
     """The lines of a script of the other user's, which has ended."""
-    command = [*_BECOMES, str(_HERE / script)]
+    command = [*BECOMES, str(_HERE / script)]
     done = subprocess.run(
         command, input=json.dumps(order), capture_output=True, text=True, env=_BARE,
         cwd="/", timeout=_ATTACK_S,
@@ -81,7 +81,7 @@ def attack(script: str, **order: Any) -> list[dict[str, Any]]:
 def impostor(log: Path, **order: Any) -> Iterator[subprocess.Popen[str]]:
     """The other user at a port as soon as it is free, until the end of the block."""
     with log.open("w") as out:
-        command = [*_BECOMES, str(_HERE / "other_user_server.py")]
+        command = [*BECOMES, str(_HERE / "other_user_server.py")]
         started = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=out, text=True, env=_BARE, cwd="/"
         )

@@ -1,10 +1,12 @@
 """The engine ``vllm`` with a real server; they are skipped where there is none."""
 
 import asyncio
+import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from other_users import BECOMES, USER, need_another_user
 from safetensors.numpy import load_file, save_file
 from vllm_versions import NEW, PROMPT, TOKENS, VOCAB, TinyModel, needs_vllm
 from waiting import eventually, wait_until
@@ -22,7 +25,7 @@ from rlax_plugin.base.errors import WeightsMismatchError
 from rlax_plugin.base.types import Sampled
 from rlax_plugin.weights.verification import take_version
 
-pytestmark = [pytest.mark.long, needs_vllm]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), needs_vllm]
 START_S = 600.0
 
 STARTING = """
@@ -46,6 +49,28 @@ server = Server(
 )
 print("started", flush=True)
 time.sleep(100000)
+"""
+
+# What another user of the machine tries.
+ATTACK = """
+import json, os, socket, sys
+order, reached = json.load(sys.stdin), []
+for path in order["paths"]:
+    with socket.socket(socket.AF_UNIX) as own:
+        for attempt in (own.connect, os.listdir, lambda path: open(path, "rb").read(1)):
+            try:
+                attempt(path)
+                reached.append(path)
+            except OSError:
+                pass
+for port in order["ports"]:
+    with socket.create_connection(("127.0.0.1", port), 10) as own:
+        try:
+            own.sendall(bytes(range(256)) * 4096)
+        except OSError:
+            pass
+sees = os.path.exists(os.path.dirname(order["paths"][0]) + "/all")
+print(json.dumps({"user": os.getuid(), "sees": sees, "reached": reached}))
 """
 
 
@@ -82,13 +107,17 @@ class Starter:
 
 
 @pytest.fixture(scope="module")
-def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
-    starter = Starter(Path(tmp_path_factory.mktemp("v")) / "s")
+def starter() -> Iterator[Starter]:
+    home = Path(tempfile.mkdtemp(prefix="rlax-v-"))
+    home.chmod(0o755)  # every user may enter it, as the place where a worker makes the server's
+    (home / "all").touch()
+    starter = Starter(home / "s")
     try:
         wait_until(starter.up, "the server is up", limit_s=START_S)
         yield starter
     finally:
         starter.close()
+        shutil.rmtree(home, ignore_errors=True)  # the keeper deletes its part
 
 
 @pytest.fixture(scope="module")
@@ -239,18 +268,28 @@ async def test_wrong_weights_are_refused(
 
 
 def test_another_user_reaches_none_of_the_servers_sockets(starter: Starter) -> None:
+    need_another_user()
     assert starter.directory.stat().st_mode & 0o777 == 0o700
-    starter.up()
-    assert len(starter.left()) >= 3
-    ports = [(p.name(), c) for p in starter.left() for c in p.net_connections("inet")]
+    assert starter.up()
+    alive = starter.left()
+    assert len(alive) >= 3
+    ports = [(p.name(), c) for p in alive for c in p.net_connections("inet")]
     # Those of PyTorch's gloo, which a single worker process sends nothing to.
     assert {(name, c.laddr.ip, c.status) for name, c in ports} <= {
         ("VLLM::Worker", "127.0.0.1", psutil.CONN_LISTEN)
     }
-    sockets = [c.laddr for p in starter.left() for c in p.net_connections("unix") if c.laddr]
-    named = [one for one in sockets if not one.startswith("@")]
-    assert named and all(Path(one).is_relative_to(starter.directory) for one in named)
-    assert sockets == named
+    sockets = [c.laddr for p in alive for c in p.net_connections("unix") if c.laddr]
+    assert sockets and all(Path(one).is_relative_to(starter.directory) for one in sockets)
+    paths = [str(starter.directory), *sockets, *(f"/proc/{p.pid}/environ" for p in alive)]
+    maps = {m.path for p in alive for m in p.memory_maps() if m.path.startswith("/dev/shm/")}
+    order = {"paths": paths + sorted(maps), "ports": sorted({c.laddr.port for _, c in ports})}
+    command = (*BECOMES, "-c", ATTACK)
+    done = subprocess.run(
+        command, input=json.dumps(order), capture_output=True, text=True, cwd="/", timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"user": USER, "sees": True, "reached": []}
+    assert starter.up() and starter.left() == alive  # what he sent to the ports ended nothing
 
 
 @pytest.mark.parametrize("victim", ["worker", "server", "core"])
@@ -258,12 +297,14 @@ def test_all_ends_with_the_worker_the_server_or_its_core(victim: str, tmp_path: 
     starter = Starter(tmp_path / "s")
     try:
         wait_until(starter.up, "the server is up", limit_s=START_S)
-        found = {
-            "server": [p for p in starter.left() if "api_server" in " ".join(p.cmdline())],
-            "core": [p for p in starter.left() if "EngineCore" in " ".join(p.cmdline())],
-            "worker": [psutil.Process(starter.process.pid)],
-        }[victim]
-        os.kill(found[-1].pid, signal.SIGKILL)
+        (keeper,) = psutil.Process(starter.process.pid).children()
+        (server,) = keeper.children()
+        (core,) = (p for p in server.children() if "EngineCore" in " ".join(p.cmdline()))
+        {
+            "worker": psutil.Process(starter.process.pid),
+            "server": server,
+            "core": core,
+        }[victim].kill()
         wait_until(lambda: not starter.left(), "all ended", limit_s=60.0)
         assert not starter.directory.exists()
     finally:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from rlax_vllm.checking import check_start, installed
 from rlax_vllm.options import VllmConfig
 from rlax_vllm.server import CALL, START, TOKENS, Server
 from sections import section_with
-from waiting import wait_until
+from waiting import eventually, wait_until
 
 from rlax_plugin.api import BuildContext, ConfigError, WorkerError
 
@@ -155,6 +156,28 @@ def test_what_other_users_can_reach_is_warned_of(tmp_path: Path) -> None:
 def test_a_python_without_vllm_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"has no vLLM: .*'vllm'"):
         installed(sys.executable)
+
+
+async def test_nothing_is_left_if_the_parent_of_the_server_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    engine = recorded_vllm.make_engine(tmp_path, config=VllmConfig(python=str(python)))
+    preparing = asyncio.ensure_future(engine.prepare())
+    own = psutil.Process()
+    started = lambda: [p for p in own.children(recursive=True) if p.name() == "sleep"]  # noqa: E731
+    (server,) = await eventually(started, "the server")
+    (parent,) = own.children()
+    parent.kill()
+    with pytest.raises(WorkerError, match="has ended"):
+        await preparing
+    await eventually(lambda: not server.is_running(), "its end")
+    assert len(list(tmp_path.glob("rlax-vllm-*"))) == 1
+    engine.close()
+    assert not list(tmp_path.glob("rlax-vllm-*"))
 
 
 async def test_a_connection_that_the_server_may_be_closing_is_not_used_again(
