@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from rlax_plugin.rollout.http import wire
-from rlax_plugin.rollout.http.policy import Answered, Policy, Refused, Told
+from rlax_plugin.rollout.http.policy import Answered, Asked, Policy, Refused, Told
+from rlax_plugin.rollout.http.sessions import declared
 from rlax_plugin.rpc.transport.http import Limits
 
 LIMITS = Limits(connections=1024, connection_s=30.0, answer_s=3600.0)
@@ -140,13 +141,14 @@ async def _body(request: Request) -> bytes:
     return bytes(found)
 
 
-def _retries(headers: Headers) -> int:
-    """How often a client says that it has sent the request before; OpenAI's clients do."""
+def _sent(headers: Headers) -> Asked:
+    """What the headers say of a request; OpenAI's clients count how often they have sent it."""
     name = "x-stainless-retry-count"
     text = headers.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 4):
         raise Refused(f"the header {name} must be a number below 1000", param=name)
-    return int(text)
+    number, edge = declared(headers)
+    return Asked("", retry=int(text), id=number, edge=edge)
 
 
 async def _while_connected(request: Request, reply: Coroutine[Any, Any, int]) -> int:
@@ -172,7 +174,7 @@ async def _reply(policy: Policy, request: Request, body: bytes, send: Send) -> i
     path = request.url.path
     if path == "/tokenize":
         return await _send(send, 200, await wire.tokenized(body, policy))
-    wanted = wire.wanted(_KINDS[path], body, policy.name, _retries(request.headers))
+    wanted = wire.wanted(_KINDS[path], body, policy.name, _sent(request.headers))
     form = wire.Form(wanted, secrets.token_hex(16), policy)
     if not wanted.stream:
         return await _send(send, 200, await form.body(await _answers(policy, wanted)))

@@ -7,6 +7,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.checking import stable, stop_strings_of, whole_tokens
 from rlax_plugin.ports.protocols import PromptSource, RolloutEngine
 from rlax_plugin.rollout.fleet.links import CallError
+from rlax_plugin.rollout.http.messages import AnswerForm, for_template, form_of
 from rlax_plugin.rollout.http.policy import (
     Answered,
     Asked,
-    AssistantMessage,
     Choice,
     Refused,
     Told,
@@ -62,6 +63,7 @@ class EnginePolicy:
         self._engine, self._service, self._section = engine, service, section
         self._make_source, self._loop = make_source, asyncio.get_running_loop()
         self._made: PromptSource | None = None
+        self._form: AnswerForm  # there once the source is
         self._texts = BackgroundWorker("rlax-http-text", 4 * _MOST_UNFINISHED)
         self._numbers = itertools.count()
         self._unfinished = 0
@@ -74,12 +76,12 @@ class EnginePolicy:
     async def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        if tools:
-            raise Refused("tools: the chat template is not given tools here", param="tools")
         source = await self._source()
-        characters = sum(len(message.get("content") or "") for message in messages)
+        self._form.check(tools)
+        found = [for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        characters = sum(len(str(message)) for message in (*found, *tools))
         self._check_characters(source, characters, "messages")
-        return await self._encoded(lambda: source.encode_messages(messages, None), "messages")
+        return await self._encoded(lambda: source.encode_messages(found, None, tools), "messages")
 
     async def encode(self, text: str) -> list[int]:
         source = await self._source()
@@ -113,22 +115,32 @@ class EnginePolicy:
             elif isinstance(given, tuple):
                 given = await self.render(given, asked.tools)
             request = self._request(source, asked, np.asarray(given, np.int32))
+            if chat and (self._form.thinks or (asked.tools and self._form.calls)):
+                told = None  # which parts an answer has is known at its end
             samples = await self._sampled(source, request, told)
-            stops = request.sampling.stop_strings
-            texts = await self._off_loop(
-                lambda: [storable(cut(source.decode(s.tokens), stops)) for s in samples]
+            stops, tools = request.sampling.stop_strings, asked.tools if chat else None
+            choices = await self._off_loop(
+                lambda: tuple(self._choice(source, sample, stops, tools) for sample in samples)
             )
         finally:
             self._unfinished -= asked.n
-        choices = []
-        for sample, text in zip(samples, texts, strict=True):
-            assert sample.finish is not None
-            version = int(sample.versions[-1])
-            message = AssistantMessage(text) if chat else None
-            choices.append(
-                Choice(sample.tokens, sample.logprobs, text, sample.finish, version, message)
-            )
-        return Answered(request.context, tuple(choices))
+        return Answered(request.context, choices)
+
+    def _choice(
+        self,
+        source: PromptSource,
+        sample: Sampled,
+        stops: Sequence[str],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> Choice:
+        """A finished sample as a choice; its message has the calls of a chat's tools."""
+        assert sample.finish is not None
+        tokens, message = sample.tokens, None
+        if tools is not None:
+            message = self._form.message(tokens, tools, secrets.token_hex(8), stops)
+        text = storable(cut(source.decode(tokens), stops))
+        version = int(sample.versions[-1])
+        return Choice(tokens, sample.logprobs, text, sample.finish, version, message)
 
     def _request(self, source: PromptSource, asked: Asked, context: np.ndarray) -> Request:
         section, ends = self._section, not self._section.rollouts.ignore_stop
@@ -211,11 +223,22 @@ class EnginePolicy:
     async def _source(self) -> PromptSource:
         if self._made is None:
             try:
-                self._made = await self._off_loop(lambda: self._made or self._make_source())
+                made, self._form = await self._off_loop(self._make)
+                self._made = made
             except RlaxError as error:
                 reason = f"the run's prompt source is not available: {one_line(str(error))}"
                 raise Refused(reason, status=500, kind="server_error") from error
         return self._made
+
+    def _make(self) -> tuple[PromptSource, AnswerForm]:
+        source = self._make_source()
+        if source.tokenizer is None:
+            return source, AnswerForm(source.decode)
+        form = form_of(source.tokenizer, "auto", "")
+        if form.why_no_tools and source.tokenizer.chat.reads("tools"):
+            why = "the model's chat template does not show how the model writes calls"
+            form = replace(form, why_no_tools=why)
+        return source, form
 
     async def _encoded(self, encode: Callable[[], Sequence[int]], field: str) -> list[int]:
         try:

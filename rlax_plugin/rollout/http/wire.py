@@ -211,12 +211,12 @@ class Wanted:
     ids: bool = False
 
 
-def wanted(kind: Kind, body: bytes, name: str, retry: int = 0) -> Wanted:
+def wanted(kind: Kind, body: bytes, name: str, sent: Asked | None = None) -> Wanted:
     """Returns the request of a body.
 
     Args:
       name: the policy's.
-      retry: see ``Asked``.
+      sent: what the headers say, ``retry``, ``id`` and ``edge``; None: nothing.
 
     Raises:
       Refused: it cannot be honoured; the error names the field.
@@ -234,13 +234,13 @@ def wanted(kind: Kind, body: bytes, name: str, retry: int = 0) -> Wanted:
             "sampling_params.",
         )
         logprobs = fields.whole("logprobs", 0, 1) is not None
-        one = replace(_sampling(fields), retry=retry)
+        one = _sampling(fields, sent or Asked(""))
         fields.done()
         asked = tuple(replace(one, given=prompt) for prompt in given)
         return Wanted(kind, asked, stream, usage, logprobs, as_ids=True, ids=True)
     stream, usage = _streamed(fields)
     as_ids, ids = fields.flag("return_tokens_as_token_ids"), fields.flag("return_token_ids")
-    one = replace(_sampling(fields), retry=retry)
+    one = _sampling(fields, sent or Asked(""))
     if kind == "chat":
         one = replace(one, given=_messages(fields), tools=_tools(fields))
         logprobs, asked = fields.flag("logprobs"), (one,)
@@ -275,7 +275,7 @@ def _streamed(fields: _Fields) -> tuple[bool, bool]:
     return stream, usage
 
 
-def _sampling(fields: _Fields) -> Asked:
+def _sampling(fields: _Fields, sent: Asked) -> Asked:
     """The settings of sampling, with nothing given."""
     most = fields.whole("max_tokens", 1)
     newer = fields.whole("max_completion_tokens", 1)
@@ -292,8 +292,8 @@ def _sampling(fields: _Fields) -> Asked:
     stop_ids = tuple(fields.take("stop_token_ids", list, "a list of token ids") or ())
     if not _are_tokens(stop_ids):
         raise fields.refused("stop_token_ids", "must be a list of token ids", stop_ids)
-    return Asked(
-        given="",
+    return replace(
+        sent,
         n=fields.whole("n", 1, MOST_CHOICES) or 1,
         most_tokens=newer if most is None else most,
         temperature=fields.number("temperature", 0, sys.float_info.max),

@@ -8,15 +8,20 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from part_stubs import EngineStub, SourceStub
 from sections import section_with
+from small_tokenizers import END, START, TEXT_END, byte_level
 from waiting import wait_until
 
+from rlax_plugin.base.tokens.rendering import DEFAULT_LIMITS
+from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.base.types import Sampled
+from rlax_plugin.data.prompts.text_source import TextSource
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollout.http import app
 from rlax_plugin.rollout.http.app import LIMITS, HttpDoor
@@ -42,7 +47,7 @@ class Letters(SourceStub):
             raise ValueError("not ASCII")
         return [ord(c) for c in text]
 
-    def encode_messages(self, messages: Any, after: Any) -> list[int]:
+    def encode_messages(self, messages: Any, after: Any, tools: Any = ()) -> list[int]:
         return self.encode("".join(f"{m['content']}" for m in messages) + ">")
 
     def decode(self, tokens: Any) -> str:
@@ -53,10 +58,11 @@ class Engine(EngineStub):
     """A sample says its context and then its seed, a letter at a time; log-probs are -token."""
 
     version = 7
-    capabilities = Capabilities(slots=4, vocabulary=256, stop_strings=True)
+    capabilities = Capabilities(slots=4, vocabulary=300, stop_strings=True)
 
     def __init__(self) -> None:
         self.requests, self.ended, self.go = [], 0, threading.Event()
+        self.says: list[int] = []  # instead
         self.go.set()
 
     async def generate(self, requests: Any, on_reply: Any) -> None:
@@ -64,6 +70,7 @@ class Engine(EngineStub):
         self.requests.append(request)
         try:
             words = [[*request.context.tolist(), *map(ord, str(s)), STOP] for s in request.seeds]
+            words = [self.says] if self.says else words
             most = request.sampling.max_new_tokens
             for end in range(1, max(map(len, words)) + 1):
                 samples = [self._sample(request, i, w, min(end, most)) for i, w in enumerate(words)]
@@ -88,16 +95,18 @@ class Engine(EngineStub):
 class Served:
     """A door in front of an engine, on a thread with the engine's loop."""
 
-    def __init__(self, limits: Limits = LIMITS, needs_key: bool = True):
+    def __init__(self, limits: Limits = LIMITS, needs_key: bool = True, source: Any = Letters):
         self.engine, self.counted = Engine(), []
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         rollouts = {"max_prompt_tokens": 16, "max_new_tokens": 40, "slots": 4, "group_size": 2}
+        if source is not Letters:
+            rollouts |= {"max_prompt_tokens": 1000, "max_new_tokens": 200}
         section = section_with(rollouts=rollouts)
 
         async def make() -> EnginePolicy:
             service = RolloutService(self.engine, section)
-            return EnginePolicy(self.engine, service, section, Letters, "m")
+            return EnginePolicy(self.engine, service, section, source, "m")
 
         self.policy = asyncio.run_coroutine_threadsafe(make(), self.loop).result(LIMIT_S)
         self.door = HttpDoor(
@@ -194,6 +203,40 @@ def test_a_stream_says_the_same_as_the_whole_answer(served: Served) -> None:
         assert [c["finish_reason"] for c in mine] == [None] * (len(mine) - 1) + ["stop"]
 
 
+HERMES = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>\
+{{ m.role }}
+{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>
+{{ c.function | tojson }}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def test_calls_of_tools_come_out_and_go_in_again(tmp_path: Path) -> None:
+    directory = byte_level(tmp_path, special=(END, START, TEXT_END), template=HERMES)
+    tokenizer = Tokenizer.load(str(directory), "tokenizer_path", {}, DEFAULT_LIMITS)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    with serving(source=lambda: TextSource(tokenizer, chat=True)) as served:
+        served.engine.says = [*tokenizer.encode_behind(f"well {call}"), tokenizer.eos_id]
+        asked = CHAT | {"tools": TOOLS}
+        status, found = served.asked("/v1/chat/completions", asked)
+        (choice,) = found["choices"]
+        message = choice["message"]
+        assert status == 200 and choice["finish_reason"] == "tool_calls"
+        assert message["content"] == "well"
+        (made,) = message["tool_calls"]
+        assert made["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        (event,) = served.streamed("/v1/chat/completions", asked)  # calls come as a whole
+        (streamed,) = event["choices"][0]["delta"]["tool_calls"]
+        assert streamed["index"] == 0 and streamed["function"] == made["function"]
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "2"}
+        history = [*CHAT["messages"], message, result]
+        assert served.asked("/v1/chat/completions", asked | {"messages": history})[0] == 200
+        rendered = tokenizer.decode(served.engine.requests[-1].context, special=True)
+        assert call in rendered and rendered.startswith(json.dumps(TOOLS))
+
+
 def test_completions_of_several_prompts_and_forms(served: Served) -> None:
     body = {"model": "m", "prompt": ["ab", "c"], "seed": 5, "logprobs": 0, "max_tokens": 2}
     status, found = served.asked("/v1/completions", body)
@@ -259,7 +302,6 @@ def test_a_stop_string_ends_the_text_before_it_also_in_a_stream(served: Served) 
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"speed": 5}, "speed", "not supported"),
         ({"tool_choice": "required"}, "tool_choice", 'only "auto"'),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools"),
         ({"n": 0}, "n", "from 1 to 128"),
         ({"n": True}, "n", "a whole number"),
         ({"n": 128}, None, "128 samples, must be 1 to"),
@@ -424,7 +466,8 @@ def test_a_hundred_clients_get_their_own_answers() -> None:
         )
         texts = [answer["choices"][0]["message"]["content"] for _, answer in found]
         assert texts == [f"ab>{i}" for i in range(100)]
-        assert served.counted == 100 * [("/v1/chat/completions", "200")]
+        wait_until(lambda: len(served.counted) == 100, "not all were counted")
+        assert set(served.counted) == {("/v1/chat/completions", "200")}
 
 
 def test_a_full_queue_is_refused_and_may_be_asked_again(monkeypatch: Any) -> None:
