@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlax_plugin.api import PromptSource
 from rlax_plugin.rollout.http.messages import AnswerForm, for_template
 from rlax_plugin.rollout.http.policy import Asked, AssistantMessage, Edge, Refused
 from rlax_plugin.rollout.http.sessions import Conversations, Turn, declared
@@ -66,6 +67,29 @@ def encode_messages(
     return [*tokens, ROLES["assistant"]]
 
 
+class Source(PromptSource):
+    def prompts(self, split: str) -> tuple[()]:
+        return ()
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return decode(tokens)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (END,)
+
+    def encode_messages(
+        self,
+        messages: Messages,
+        after: np.ndarray | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        return encode_messages(messages, after, tools)
+
+
+SOURCE = Source()
+
+
 # --- kinds ----------------------------------------------------------------------------------------
 
 
@@ -75,9 +99,7 @@ def answer(
     """Answers a turn; returns the message as most clients send it back."""
     if turn.line.number is None:
         turn.line.number = number
-    given = turn.given
-    if isinstance(given, tuple):
-        given = encode_messages(given, turn.after, turn.tools)
+    given = turn.encoded(SOURCE)
     sampled = np.array([*(ids or map(ord, text)), END], np.int32)
     said = FORM.message(sampled, turn.tools, turn.name)
     is_chat = isinstance(turn.given, tuple)
@@ -240,6 +262,8 @@ def test_token_ids_extend_what_was_given_and_sampled() -> None:
     assert back.kind == "rewritten" and back.prefix.tolist() == [1, 2, 3, 4, END]
     (text,) = found.ask(Asked("a text"))
     assert text.kind == "begun" and text.given == "a text"
+    with pytest.raises(Refused, match="prompt cannot be encoded: the prompt source has no encode"):
+        text.encoded(SOURCE)
 
 
 def test_token_ids_go_on_from_a_chat() -> None:
@@ -308,10 +332,7 @@ class Door:
             raise
 
     async def _sampled(self, turn: Turn) -> tuple[AssistantMessage, np.ndarray]:
-        given = turn.given
-        if isinstance(given, tuple):
-            given = encode_messages(given, turn.after, turn.tools)
-        new = np.asarray(given, np.int32).tolist()
+        new = turn.encoded(SOURCE).tolist()
         try:
             if turn.line.number is None:
                 turn.line.number = len(self.rows)
@@ -399,7 +420,7 @@ class Agent:
             elif what < 0.4 and depth < 2:  # sub-agents: with a history of their own, or with this
                 for _ in range(self.rng.randrange(1, 3)):
                     own = self.rng.random() < 0.5
-                    messages = [SYSTEM] if own else [*self.messages]
+                    messages: list[Mapping[str, Any]] = [SYSTEM] if own else [*self.messages]
                     child = Agent(self.door, self.rng, messages, self.tools, [])
                     child.kept = [] if own else [*self.kept]
                     child.messages.append(user(f"Task {self.rng.random()}"))
