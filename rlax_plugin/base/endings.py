@@ -56,6 +56,7 @@ class Ending(StrEnum):
     REWARD_LATE = "reward_late", "outside", "nothing"
     ENVIRONMENT_FAILED = "environment_failed", "outside", "nothing"
     ENVIRONMENT_LATE = "environment_late", "outside", "nothing"
+    WITHOUT_TURN = "without_turn", "outside", "nothing"
     PROCESS_ENDED = "process_ended", "outside", "nothing"
     SANDBOX_FAILED = "sandbox_failed", "outside", "nothing"
     SERVER_FAILED = "server_failed", "outside", "nothing"

@@ -2,20 +2,22 @@
 
 An environment plays one episode: it reads the policy's answer, perhaps calls a tool, gives the
 policy further input, and ends the episode when it chooses. It runs in its own process without JAX,
-like rewards. It sees tokens and texts but never log-probs, so it cannot make them up; the
-controller assembles the episode from the workers' replies.
+like rewards. It may read an answer's tokens and log-probs but returns none of them, so it cannot
+make them up; the controller assembles the episode from the workers' replies.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from rlax_plugin.base.types import EMPTY, Finish, Prompt
+from rlax_plugin.base.types import EMPTY, NO_VERSION, Finish, Prompt
+
+_NO_CONTEXT = np.zeros(0, np.int32)
 
 Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
 """Input that an environment gives the policy.
@@ -39,11 +41,16 @@ class Answer:
       tokens: int32 [length], the stop token included.
       text: decoded tokens, without stop tokens; it ends before a stop string.
       finish: "stop" (a stop token or string), or "length" (cut at the maximum number of tokens).
+      logprobs: float32 [length], natural, of the distribution that was sampled from. Only for
+        reading: what trains comes from the workers' replies.
+      version: weight version of the last token.
     """
 
     tokens: np.ndarray
     text: str
     finish: Finish
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    version: int = NO_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +63,14 @@ class Outcome:
         last token in addition to the reward functions; (): none.
       ended: "done", or "cut" if the episode was ended before it was over.
       metrics: further figures, by name; they are not used for training.
+      reward: that of the episode as a whole, in addition to ``rewards``.
     """
 
     text: str | None = None
     rewards: tuple[float, ...] = ()
     ended: Literal["done", "cut"] = "done"
     metrics: Mapping[str, float] = EMPTY
+    reward: float = 0.0
 
 
 class EpisodeLimit(Exception):
@@ -75,21 +84,39 @@ class Session(Protocol):
     """One episode, as its environment sees it.
 
     Attributes:
-      answer: the answer to the prompt; the first turn is over before an environment is called.
       turns_left: number of further turns that ``sample`` may take.
       tokens_left: number of given and sampled tokens that fit after the newest answer.
     """
 
-    answer: Answer
     turns_left: int
     tokens_left: int
 
-    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
+    @property
+    def answer(self) -> Answer:
+        """The answer to the prompt, which is there before an environment is called.
+
+        Raises:
+          ValueError: there is none, because the environment ``begins`` with ``play``.
+        """
+        ...
+
+    async def sample(
+        self,
+        given: Given,
+        trajectory: int = 0,
+        *,
+        most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
         """Appends input after the policy's last answer, and returns the policy's next answer.
 
         Args:
           given: see ``Given``. Tokens sampled earlier are never encoded again.
           trajectory: 0, or a number returned by ``begin``.
+          most_tokens: maximum length of the answer; None: ``rlax.rollouts.max_new_tokens``, which
+            it can only lower.
+          tools: descriptions of the tools for messages that begin a trajectory, see
+            ``PromptSource.encode_messages``.
 
         Raises:
           EpisodeLimit: no further turn fits.
@@ -116,20 +143,28 @@ class Environment(ABC):
     Attributes:
       deterministic: True if an episode depends only on the prompt and on the policy's answers,
         which ``rlax.deterministic`` needs.
+      begins: "prompt": the policy answers ``first`` before ``play`` is called. "play": it is asked
+        for nothing before; trajectory 0 begins with what ``play`` samples in it first.
     """
 
     deterministic: bool = False
+    begins: Literal["prompt", "play"] = "prompt"
 
-    @abstractmethod
     def first(self, prompt: Prompt) -> np.ndarray:
         """The policy's first prompt, int32 [length]; the same for all samples of a group.
 
-        Called in the trainer's process; must be pure and fast.
+        Called in the trainer's process, unless episodes begin with ``play``; must be pure and fast.
+        By default it is the prompt's tokens.
         """
+        return prompt.tokens
+
+    def context(self, prompt: Prompt) -> np.ndarray:
+        """The context of a group's first request; empty, and no request, if ``play`` begins."""
+        return self.first(prompt) if self.begins == "prompt" else _NO_CONTEXT
 
     @abstractmethod
     async def play(self, prompt: Prompt, session: Session) -> Outcome:
-        """Plays an episode from its first answer on.
+        """Plays an episode: from its first answer on, or from nothing, see ``begins``.
 
         After a restart the episode is played again from the beginning; as long as the environment
         gives the same input, ``sample`` returns the earlier answers.
@@ -141,13 +176,14 @@ class PlayedEpisode(Protocol):
 
     Attributes:
       index: index of the sample in its group.
-      answer, turns_left, tokens_left: see ``Session``.
+      answer: the newest answer; None before the first one.
+      turns_left, tokens_left: see ``Session``.
     """
 
     index: int
 
     @property
-    def answer(self) -> Answer: ...
+    def answer(self) -> Answer | None: ...
 
     @property
     def turns_left(self) -> int: ...
@@ -156,10 +192,17 @@ class PlayedEpisode(Protocol):
     def tokens_left(self) -> int: ...
 
     def begin_again(self) -> None:
-        """Restarts after a lost process: the environment plays again from the first answer."""
+        """Restarts after a lost process: the environment plays again from the beginning."""
         ...
 
-    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
+    async def sample(
+        self,
+        given: Given,
+        trajectory: int = 0,
+        *,
+        most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
         """See ``Session.sample``; raises the same, or an RlaxError that ends the run."""
         ...
 

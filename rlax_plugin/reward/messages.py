@@ -147,12 +147,24 @@ def lengths_of(episode: Episode) -> list[int]:
 
 def answer_to(answer: Answer) -> dict[str, Any]:
     """Returns an answer of the policy as JSON."""
-    return {"tokens": packed(answer.tokens, "<i4"), "text": answer.text, "finish": answer.finish}
+    return {
+        "tokens": packed(answer.tokens, "<i4"),
+        "text": answer.text,
+        "finish": answer.finish,
+        "logprobs": packed(answer.logprobs, "<f4"),
+        "version": answer.version,
+    }
 
 
 def answer_from(message: Mapping[str, Any]) -> Answer:
     """Returns the answer that ``answer_to`` was given."""
-    return Answer(unpacked(message["tokens"], "<i4"), message["text"], message["finish"])
+    return Answer(
+        unpacked(message["tokens"], "<i4"),
+        message["text"],
+        message["finish"],
+        unpacked(message["logprobs"], "<f4"),
+        message["version"],
+    )
 
 
 def given_to(given: Given) -> Any:
@@ -187,6 +199,20 @@ def given_from(message: Any) -> Given:
     return messages
 
 
+def sample_options_from(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the further arguments of ``PlayedEpisode.sample`` in a process's question.
+
+    Raises:
+      ValueError: they are of other types.
+    """
+    most, tools = message.get("most_tokens"), message.get("tools", [])
+    if not isinstance(most, int | None) or isinstance(most, bool):
+        raise ValueError("most_tokens is no whole number")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError("these are no tools")
+    return {"most_tokens": most, "tools": tools}
+
+
 def outcome_to(outcome: Any, text: str, limit: float) -> dict[str, Any]:
     """Returns an outcome as JSON, after checking it.
 
@@ -201,6 +227,7 @@ def outcome_to(outcome: Any, text: str, limit: float) -> dict[str, Any]:
     shown = {
         "text": text if outcome.text is None else str(outcome.text),
         "rewards": [within(reward, limit, "the environment") for reward in outcome.rewards],
+        "reward": within(outcome.reward, limit, "the environment"),
         "ended": str(outcome.ended),
         "metrics": dict(checked_metrics(outcome.metrics)),
     }
@@ -219,7 +246,8 @@ def outcome_from(message: Mapping[str, Any], limit: float) -> Outcome:
         raise ValueError(f"the text of an outcome has {len(text)} characters")
     if ended not in ("done", "cut"):
         raise ValueError("an outcome is neither done nor cut")
-    return Outcome(text, rewards, ended, checked_metrics(message["metrics"]))
+    reward = within(message["reward"], limit, "the environment")
+    return Outcome(text, rewards, ended, checked_metrics(message["metrics"]), reward)
 
 
 def score_to(

@@ -437,22 +437,44 @@ class ProcessSession:
         self._send = send
         self._calls = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self.answer = self._last = self._seen(message)
+        self._state(message)
+        sent = message["answer"]
+        self._first = self._last = None if sent is None else answer_from(sent)
 
-    def _seen(self, message: Mapping[str, Any]) -> Answer:
+    def _state(self, message: Mapping[str, Any]) -> None:
         self.turns_left: int = message["turns_left"]
         self.tokens_left: int = message["tokens_left"]
-        return answer_from(message["answer"])
+
+    @property
+    def answer(self) -> Answer:
+        if self._first is None:
+            raise ValueError(
+                "there is no first answer: this environment begins its episodes with play"
+            )
+        return self._first
 
     @property
     def text(self) -> str:
-        """The text of the last answer."""
-        return self._last.text
+        """The text of the last answer; "" before the first one."""
+        return "" if self._last is None else self._last.text
 
-    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
-        state = await self._ask({"sample": given_to(given), "trajectory": int(trajectory)})
-        self._last = self._seen(state)
-        return self._last
+    async def sample(
+        self,
+        given: Given,
+        trajectory: int = 0,
+        *,
+        most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
+        question = {"sample": given_to(given), "trajectory": int(trajectory)}
+        if most_tokens is not None:
+            question["most_tokens"] = int(most_tokens)
+        if tools:
+            question["tools"] = [dict(tool) for tool in tools]
+        message = await self._ask(question)
+        self._state(message)
+        self._last = answer = answer_from(message["answer"])
+        return answer
 
     async def begin(self, context: Given) -> int:
         return (await self._ask({"begin": given_to(context)}))["trajectory"]

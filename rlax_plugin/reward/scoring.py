@@ -29,6 +29,7 @@ from rlax_plugin.reward.messages import (
     lengths_of,
     outcome_from,
     prompt_to,
+    sample_options_from,
     score_from,
     unscored_from,
 )
@@ -288,7 +289,7 @@ class PlayJob(Job):
         self._reward_limit = reward_limit
         self._questions: set[asyncio.Task[None]] = set()
         self._played = played
-        self._turns, self.number = 1, 0
+        self._turns = self.number = 0
         self._shown = prompt_to(prompt)
         super().__init__(prompt, limit_s, on_loop=True)
         self.result: asyncio.Future[Outcome | Unscored] = asyncio.get_running_loop().create_future()
@@ -297,7 +298,7 @@ class PlayJob(Job):
         self._stop_questions()
         if self.number and number:
             self._played.begin_again()
-        self._turns = 1
+        self._turns = int(self._played.answer is not None)
         super().begin(number, clock, send)
 
     def _stop_questions(self) -> None:
@@ -313,7 +314,7 @@ class PlayJob(Job):
         """Returns the state of a session, including the newest answer."""
         played = self._played
         return {
-            "answer": answer_to(played.answer),
+            "answer": None if played.answer is None else answer_to(played.answer),
             "turns_left": played.turns_left,
             "tokens_left": played.tokens_left,
         }
@@ -343,7 +344,7 @@ class PlayJob(Job):
         call = int(message["call"])
         if "sample" in message:
             given, trajectory = given_from(message["sample"]), int(message["trajectory"])
-            ask = partial(self._sampled, given, trajectory)
+            ask = partial(self._sampled, given, trajectory, **sample_options_from(message))
         else:
             ask = partial(self._begun, given_from(message["begin"]))
         question = asyncio.ensure_future(self._answer(call, ask, self._send))
@@ -357,8 +358,8 @@ class PlayJob(Job):
             if not self._questions and not self.result.done():
                 self.clock.go()
 
-    async def _sampled(self, given: Given, trajectory: int) -> dict[str, Any]:
-        answer = await self._played.sample(given, trajectory)
+    async def _sampled(self, given: Given, trajectory: int, **options: Any) -> dict[str, Any]:
+        answer = await self._played.sample(given, trajectory, **options)
         self._turns += 1
         return {**self._state(), "answer": answer_to(answer)}
 

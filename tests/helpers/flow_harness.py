@@ -213,6 +213,10 @@ class Answers:
         assert version >= request.min_version
         length = min(length, request.sampling.max_new_tokens)
         assert version >= request.min_version
+        for (
+            seed
+        ) in request.seeds:  # where the environment begins, it may be an episode's first turn
+            self._rewards.setdefault(seed, (key.group, float(key.sample)))
         self._answer(request, future, version, worker, length)
 
     def _answer(self, request, future, version, worker, length):
@@ -271,6 +275,7 @@ class Harness:
         told=None,
         temperature=1.0,
         guidance=None,
+        begins="prompt",
     ):
         rlax = {
             "prompt_source": {"name": "x"},
@@ -297,7 +302,7 @@ class Harness:
         self.files = RunFiles(directory)
         self.files.put("config.yml", yaml.safe_dump({"rlax": rlax}).encode())
         self.latest = 0
-        self.answers = Answers(rewards, play, told)
+        self.answers, self._begins = Answers(rewards, play, told), begins
         self.run_state = RunState(
             RlaxSection.model_validate(rlax),
             Source().prompts("train"),
@@ -323,6 +328,7 @@ class Harness:
         staleness = Staleness(section, rule.groups)
         buffer = Buffer(history, rule, staleness, section.deterministic)
         turns, environment = Turns(history), rlax_environments.SingleTurn()
+        environment.begins = self._begins
         self.newest = NewestVersion()
         self.issuing = Issuing(
             section,

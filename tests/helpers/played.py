@@ -12,7 +12,7 @@ class Played:
     """Answers ``n`` and the text that it was given in the n-th turn.
 
     Args:
-      first: text of the first answer.
+      first: text of the first answer; None: there is none.
       turns: at most.
       errors: turn -> what sampling it raises.
 
@@ -25,7 +25,7 @@ class Played:
 
     def __init__(
         self,
-        first: str = "first",
+        first: str | None = "first",
         *,
         index: int = 0,
         turns: int = 8,
@@ -35,14 +35,15 @@ class Played:
         self._errors = errors or {}
         self.asked: list[tuple[Sequence[int] | str, int]] = []
         self.contexts: list[Sequence[int] | str] = []
+        self.options: list[dict[str, object]] = []
         self.beginnings = 1
         self.waits = False
         self.go = asyncio.Event()
         self.go.set()
 
     @property
-    def answer(self) -> Answer:
-        return _answer(self._first)
+    def answer(self) -> Answer | None:
+        return None if self._first is None else _answer(self._first)
 
     @property
     def turns_left(self) -> int:
@@ -57,7 +58,10 @@ class Played:
         self.contexts.clear()
         self.beginnings += 1
 
-    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+    async def sample(
+        self, given: Sequence[int] | str, trajectory: int = 0, **options: object
+    ) -> Answer:
+        self.options.append(options)
         self.waits = True
         await self.go.wait()
         self.waits = False
@@ -74,4 +78,5 @@ class Played:
 
 
 def _answer(text: str) -> Answer:
-    return Answer(np.array([7, 8], np.int32), text, "stop")
+    logprobs = np.array([-0.5, -0.25], np.float32)
+    return Answer(np.array([7, 8], np.int32), text, "stop", logprobs, 6)

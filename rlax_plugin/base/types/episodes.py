@@ -43,6 +43,7 @@ class Episode:
     Attributes:
       index: 0 .. n-1 within the group.
       trajectories: in the order in which they were begun; by default one trajectory of one turn.
+        (): the environment ended it before the policy sampled anything.
       text: text that rewards read: the decoded completion without stop tokens, or the text that the
         environment made of the episode.
       ended: "done" by the environment, or "cut" at a limit on turns, tokens or time. ``ending`` of
@@ -82,9 +83,9 @@ class Episode:
     def ending(self) -> Ending:
         """How it ended before it was scored: done, cut, or at the length of its last answer."""
         samples = list(self.sampled)
+        if self.ended == Ending.CUT or not samples:
+            return self.ended
         last = samples[int(np.argmax(self.order))] if self.order else samples[-1]
-        if self.ended == Ending.CUT:
-            return Ending.CUT
         return Ending.LENGTH if last.finish == "length" else Ending.DONE
 
     @property

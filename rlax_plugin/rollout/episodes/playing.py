@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,7 +34,13 @@ class VoidTurns(Exception):
 
 
 class TurnLog(Protocol):
-    """Records turns, so that a resumed run need not sample them again."""
+    """Records turns, so that a resumed run need not sample them again.
+
+    Attributes:
+      oldest: the oldest version whose tokens can train.
+    """
+
+    oldest: int
 
     def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
         """Returns the turns of a group that an earlier process recorded."""
@@ -60,6 +66,8 @@ class TurnLog(Protocol):
 class NoLog(TurnLog):
     """A log that records nothing, for episodes that are not used for training."""
 
+    oldest = 0
+
     def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
         return ()
 
@@ -72,7 +80,7 @@ class NoLog(TurnLog):
 
 
 class Playing(PlayedEpisode):
-    """An episode from its first answer on; see ``PlayedEpisode``.
+    """An episode while it is played; see ``PlayedEpisode``.
 
     After the environment's process or the trainer's was lost, the episode is played again. Turns
     are then answered from the recorded ones as long as the environment gives the same inputs. From
@@ -84,8 +92,8 @@ class Playing(PlayedEpisode):
 
     Args:
       key: key of the episode's first turn.
-      first: the first turn.
-      known: later turns that an earlier process sampled.
+      first: the first turn, if it was sampled before; None: the environment begins.
+      known: other turns that an earlier process sampled.
       vocabulary: vocabulary size, which token ids must be below; 0: unknown.
       ask: requests the sampling of a turn.
     """
@@ -95,7 +103,7 @@ class Playing(PlayedEpisode):
         section: RlaxSection,
         source: PromptSource,
         key: Key,
-        first: Turn,
+        first: Turn | None,
         *,
         ask: Ask,
         log: TurnLog,
@@ -114,7 +122,6 @@ class Playing(PlayedEpisode):
         self._asked: set[int] = set()  # trajectories that a turn is being sampled of
         self._held: dict[tuple[int, int], Turn] = {}  # recorded turns that wait for an earlier one
         self._told = asyncio.Event()  # the answer to what was asked last
-        self._newest = first
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -122,9 +129,12 @@ class Playing(PlayedEpisode):
             for index, turn in enumerate(turns):
                 self._known[number, index] = turn
         self._known |= self._held
-        self._known.pop((0, 0), None)
-        self._turns, self._contexts = [[self._first]], [np.zeros(0, np.int32)]
-        self._order, self._asked, self._held = [(0, 0)], set(), {}
+        self._turns, self._contexts = [[]], [np.zeros(0, np.int32)]
+        self._order, self._asked, self._held = [], set(), {}
+        if self._first is not None:
+            self._known.pop((0, 0), None)
+            self._turns[0].append(self._first)
+            self._order.append((0, 0))
         self._told = asyncio.Event()
         self._told.set()
         self._newest, self._last = self._first, 0
@@ -132,11 +142,13 @@ class Playing(PlayedEpisode):
     # --- what the environment sees -------------------------------------------------------------
 
     @property
-    def answer(self) -> Answer:
-        """The newest answer."""
-        sampled = self._newest.sampled
+    def answer(self) -> Answer | None:
+        return None if self._newest is None else self._answer(self._newest.sampled)
+
+    def _answer(self, sampled: Sampled) -> Answer:
         assert sampled.finish is not None
-        return Answer(sampled.tokens, self._said(sampled), sampled.finish)
+        text, version = self._said(sampled), int(sampled.versions[-1])
+        return Answer(sampled.tokens, text, sampled.finish, sampled.logprobs, version)
 
     @property
     def turns_left(self) -> int:
@@ -147,8 +159,17 @@ class Playing(PlayedEpisode):
         """Number of tokens that may still follow the newest answer."""
         return self._left(self._last)
 
-    def _left(self, trajectory: int) -> int:
-        begun = [len(self._first.given), *map(len, self._contexts[1:])][trajectory]
+    def _left(self, trajectory: int, first: int | None = None) -> int:
+        """Returns the number of tokens that fit into a trajectory after those that it has.
+
+        Args:
+          first: number of tokens that begin trajectory 0; None: as many as may.
+        """
+        begun = len(self._contexts[trajectory])
+        if trajectory == 0 and self._turns[0]:
+            begun = len(self._turns[0][0].given)
+        elif trajectory == 0:
+            begun = self._section.rollouts.max_prompt_tokens if first is None else first
         most = min(begun + self._section.episode_tokens, self._section.sequence_tokens)
         length = sum(len(t.given) + len(t.sampled.tokens) for t in self._turns[trajectory])
         return most - (length or len(self._contexts[trajectory]))
@@ -159,20 +180,37 @@ class Playing(PlayedEpisode):
 
     def begin(self, context: Given) -> int:
         tokens = self._tokens(context, None)
-        begun = sum(not turns for turns in self._turns)
+        asked = self._asked
+        begun = sum(not turns and one not in asked for one, turns in enumerate(self._turns))
         if len(self._turns) >= (most := self._section.episode_trajectories):
             raise EpisodeLimit(
                 f"an episode has at most {most} trajectories: rlax.episodes.max_trajectories sets "
                 "the limit"
             )
-        fits = len(tokens) <= self._section.rollouts.max_prompt_tokens
-        if self.turns_left <= begun or not fits:
-            raise EpisodeLimit(f"a sequence that begins with {len(tokens)} tokens does not fit")
+        self._check_first(tokens)
+        if self.turns_left <= begun:
+            raise EpisodeLimit("a further trajectory would have no turn: rlax.episodes.max_turns")
         self._turns.append([])
         self._contexts.append(tokens)
         return len(self._turns) - 1
 
-    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
+    def _check_first(self, tokens: np.ndarray) -> None:
+        if len(tokens) > (most := self._section.rollouts.max_prompt_tokens):
+            raise EpisodeLimit(
+                f"a sequence cannot begin with {len(tokens)} tokens: "
+                f"rlax.rollouts.max_prompt_tokens is {most}"
+            )
+
+    async def sample(
+        self,
+        given: Given,
+        trajectory: int = 0,
+        *,
+        most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Answer:
+        if most_tokens is not None and most_tokens < 1:
+            raise ValueError(f"an answer has at least one token, not {most_tokens}")
         if not 0 <= trajectory < len(self._turns):
             raise ValueError(f"trajectory {trajectory}: there are {len(self._turns)}")
         if trajectory in self._asked:
@@ -180,8 +218,10 @@ class Playing(PlayedEpisode):
         turns, before = self._turns[trajectory], self._context(trajectory)
         if messages_of(given) and not turns and len(before):
             raise ValueError("messages cannot follow a context: begin with all of them")
-        tokens = self._tokens(given, turns[-1].sampled.tokens if turns else None)
-        left = self._left(trajectory) - len(tokens)
+        tokens = self._tokens(given, turns[-1].sampled.tokens if turns else None, tools)
+        if not turns and trajectory == 0:
+            self._check_first(tokens)
+        left = self._left(trajectory, len(tokens)) - len(tokens)
         if self.turns_left < 1 or left < 1:
             raise EpisodeLimit(
                 f"{len(tokens)} tokens are given, room is left for {self.turns_left} turns and "
@@ -206,7 +246,7 @@ class Playing(PlayedEpisode):
         asked.add(trajectory)
         try:
             if turn is None:
-                most = min(self._section.rollouts.max_new_tokens, left)
+                most = min(self._section.rollouts.max_new_tokens, left, most_tokens or left)
                 oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
                 turn = Turn(tokens, await self._ask(key, context, most, oldest))
                 self._log.sampled(key, turn)
@@ -220,7 +260,7 @@ class Playing(PlayedEpisode):
         self._order.append(place)
         turns.append(turn)
         self._newest, self._last = turn, trajectory
-        return self.answer
+        return self._answer(turn.sampled)
 
     def _discard(self) -> None:
         """Discards recorded later turns."""
@@ -228,9 +268,12 @@ class Playing(PlayedEpisode):
             self._log.discarded(self.key._replace(trajectory=trajectory, turn=turn))
         self._known.clear()
 
-    def _tokens(self, given: Given, after: np.ndarray | None) -> np.ndarray:
+    def _tokens(
+        self, given: Given, after: np.ndarray | None, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> np.ndarray:
         if (messages := messages_of(given)) is not None:
-            given = self._source.encode_messages(messages, after)
+            with_tools = {"tools": tools} if tools else {}
+            given = self._source.encode_messages(messages, after, **with_tools)
         elif isinstance(given, str):
             given = self._source.encode_given(given)
         tokens = np.asarray(given, np.int64).reshape(-1)
@@ -247,22 +290,22 @@ class Playing(PlayedEpisode):
         """Returns the episode, assembled from the turns that the workers sampled.
 
         Args:
-          text: text that rewards read; None: the text of the newest answer.
+          text: text that rewards read; None: the text of the newest answer, or "" without one.
         """
         self._known |= self._held
         self._held.clear()
         self._discard()
         kept = [turns for turns in self._turns if turns]
         trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)
-        texts: list[str] = []
+        texts, answer = list[str](), self.answer
         if sum(map(len, kept)) > 1:
             for turn in (turn for turns in kept for turn in turns):
-                given = "" if turn is self._first else harmless(self._source.decode(turn.given))
+                given = harmless(self._source.decode(turn.given)) if texts else ""
                 texts += [given, self._said(turn.sampled)]
         return Episode(
             index=self.index,
             trajectories=trajectories,
-            text=self.answer.text if text is None else harmless(text),
+            text=harmless(text) if text is not None else answer.text if answer else "",
             ended=Ending.CUT if cut else Ending.DONE,
             texts=tuple(texts[1:]),
             order=self._places_in_time(),

@@ -1,4 +1,4 @@
-"""Plays and scores the episodes of a group, starting from its first answers."""
+"""Plays and scores the episodes of a group, from its first answers on or from nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import (
     EMPTY,
@@ -70,11 +71,11 @@ def check_environment(section: RlaxSection, environment: Environment) -> None:
 
 
 class EpisodeRunner:
-    """Turns the first answers to a prompt into scored episodes.
+    """Turns the first answers to a prompt, or the prompt alone, into scored episodes.
 
     Args:
       environment: the environment chosen by ``rlax.environment``.
-      dispatcher: requests the generation of later turns.
+      dispatcher: requests the generation of turns.
 
     Raises:
       ConfigError: see ``check_environment``.
@@ -91,6 +92,17 @@ class EpisodeRunner:
         self._section, self._source = section, source
         self.environment, self._dispatcher = environment, dispatcher
         self._attempts = itertools.cycle(_ATTEMPTS)
+
+    @property
+    def begins(self) -> Literal["prompt", "play"]:
+        """See ``Environment.begins``."""
+        return self.environment.begins if self._section.several_turns else "prompt"
+
+    async def answered(self, request: Request, expected_tokens: float = 0.0) -> Completed:
+        """Requests the first answers of a group; none if its episodes begin with ``play``."""
+        if self.begins == "play":
+            return Completed(request, (), ())
+        return await self._dispatcher.submit(request, expected_tokens)
 
     async def run(
         self,
@@ -109,7 +121,7 @@ class EpisodeRunner:
         If the environment fails in an episode, only that episode has no score.
 
         Args:
-          completed: the group's completed request.
+          completed: the group's request with its samples, see ``answered``.
           pool: the pool whose processes play and score.
           source: source of the prompt; None: that of training.
           log: records turns. None: the episodes are not used for training, and data that only
@@ -165,7 +177,9 @@ class _Group:
         self._first, self._seed_of, self._step = completed.request, seed_of, step
         self._section, self._source = runner._section, source
         self._trains, self._log = log is not None, log or NoLog()
-        self._samples = completed.samples
+        self._samples: Sequence[Sampled | None] = completed.samples
+        if runner.begins == "play":
+            self._samples = [None] * len(self._first.seeds)
         self._workers = dict.fromkeys(completed.workers)
 
     async def run(self) -> ScoredEpisodes:
@@ -190,14 +204,21 @@ class _Group:
             )
             for episode, outcome in zip(playing, outcomes, strict=True)
         )
+        outcomes = [
+            outcome if isinstance(outcome, Unscored) or one.trajectories else _WITHOUT_TURN
+            for one, outcome in zip(episodes, outcomes, strict=True)
+        ]
         began_s = time.perf_counter()
         scores = await self._scores(playing, episodes, outcomes)
+        if not self._trains:
+            episodes = tuple(map(_without_logprobs, episodes))
         return ScoredEpisodes(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
 
-    def _playing(self, index: int, sampled: Sampled, known: Sequence[tuple[Key, Turn]]) -> Playing:
+    def _playing(
+        self, index: int, sampled: Sampled | None, known: Sequence[tuple[Key, Turn]]
+    ) -> Playing:
         key = self._first.key._replace(sample=index)
-        later = [one for one in known if (one[0].trajectory, one[0].turn) != (0, 0)]
-        first = Turn(self._first.context, sampled)
+        first = None if sampled is None else Turn(self._first.context, sampled)
         return Playing(
             self._section,
             self._source,
@@ -205,7 +226,7 @@ class _Group:
             first,
             ask=self._ask,
             log=self._log,
-            known=later,
+            known=known,
             vocabulary=self._runner.vocabulary,
         )
 
@@ -218,7 +239,7 @@ class _Group:
             context=context,
             seeds=(self._seed_of(key.sample, key.trajectory, key.turn),),
             sampling=replace(first.sampling, max_new_tokens=most),
-            min_version=max(first.min_version, oldest),
+            min_version=max(first.min_version, oldest, self._log.oldest if self._trains else 0),
             exactly=first.exactly,
             session=f"{key.purpose}/{key.group}/{key.sample}",
         )
@@ -227,7 +248,7 @@ class _Group:
             completed = await self._runner.ask(request)
         self._workers |= dict.fromkeys(completed.workers)
         (sampled,) = completed.samples
-        return sampled if self._trains else _light(sampled)
+        return sampled if self._trains else replace(_light(sampled), logprobs=sampled.logprobs)
 
     async def _scores(
         self,
@@ -252,6 +273,19 @@ class _Group:
         )
 
 
+_WITHOUT_TURN = Unscored(
+    "the environment ended it without having the policy sample anything", Ending.WITHOUT_TURN
+)
+
+
+def _without_logprobs(episode: Episode) -> Episode:
+    trajectories = [
+        replace(one, turns=tuple(replace(t, sampled=_light(t.sampled)) for t in one.turns))
+        for one in episode.trajectories
+    ]
+    return replace(episode, trajectories=tuple(trajectories))
+
+
 def _light(sampled: Sampled) -> Sampled:
     """Returns a copy without log-probs and side channels, and with the last version only."""
     return replace(
@@ -263,12 +297,12 @@ def _light(sampled: Sampled) -> Sampled:
 
 
 def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:
-    """Returns a score with the environment's turn rewards added at the turns' last tokens.
+    """Returns a score with the environment's rewards added, of turns at their last tokens.
 
     Args:
       outcome: the environment's outcome, with rewards in the order of the episode's rows.
     """
-    if isinstance(score, Unscored) or not (outcome.rewards or outcome.metrics):
+    if isinstance(score, Unscored) or not (outcome.rewards or outcome.reward or outcome.metrics):
         return score
     metrics = dict(score.metrics)
     for name, value in outcome.metrics.items():  # added, as those of several rewards are
@@ -285,7 +319,7 @@ def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -
         )
     return replace(
         score,
-        total=score.total + sum(outcome.rewards),
+        total=score.total + outcome.reward + sum(outcome.rewards),
         metrics=metrics,
         token_rewards=paid,
     )

@@ -142,7 +142,7 @@ class Issuing(RequestRefresher):
             sample_seed(self._section.seed, "train", group_id, i)
             for i in range(self._section.rollouts.group_size)
         )
-        key, tokens = Key("train", group_id), self._environment.first(one.prompt)
+        key, tokens = Key("train", group_id), self._environment.context(one.prompt)
         temperature = self._section.rollouts.temperature_at(one.step)
         sampling = dataclasses.replace(self._sampling, temperature=temperature)
         return Request(key, one.attempt, tokens, seeds, sampling, one.min_version)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.base.types import Request, Score, ScoredGroup, Unscored
+from rlax_plugin.base.types import Episode, Request, Score, ScoredGroup, Unscored
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.curation.intervals import mixed_probability
 from rlax_plugin.reward.messages import Needs
@@ -98,6 +98,11 @@ def check_rewards(section: RlaxSection, needs: Needs) -> None:
         raise ConfigError("rlax.curation.screening.pilots", pilots, reason)
 
 
+def first_lengths(episodes: Sequence[Episode]) -> list[int]:
+    """Returns the lengths of first turns, in tokens; of episodes without a turn none."""
+    return [len(first.tokens) for one in episodes if (first := next(one.sampled, None))]
+
+
 class Savings:
     """Estimates from the lengths of recent samples the tokens saved by ending samples early.
 
@@ -109,8 +114,7 @@ class Savings:
 
     def observe(self, group: ScoredGroup) -> None:
         """Takes the lengths of a group that was generated to its end."""
-        for episode in group.episodes:
-            self._lengths.append(len(next(episode.sampled).tokens))
+        self._lengths.extend(first_lengths(group.episodes))
 
     def tokens(self, so_far: Sequence[int]) -> int:
         """Returns the tokens that samples would have needed beyond those that they have.

@@ -25,7 +25,7 @@ from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.controller.guidance import Guide
 from rlax_plugin.run.controller.limits import ALL_FAILED, KeptGuard, failure_of
 from rlax_plugin.run.controller.observers import Observers
-from rlax_plugin.run.controller.screening import Ended, Savings, Screening, joined
+from rlax_plugin.run.controller.screening import Ended, Savings, Screening, first_lengths, joined
 from rlax_plugin.run.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.run.metrics.spans import Span
 from rlax_plugin.run.state import events as ev
@@ -139,8 +139,8 @@ class Trips:
         if scored is not own:
             as_sampled = dataclasses.replace(scored_group, episodes=own.episodes, scores=own.scores)
             self._history.stats.as_sampled[group] = as_sampled
-        lengths = [len(next(episode.sampled).tokens) for episode in own.episodes]
-        self._lengths.observe(asked.index, lengths)
+        if lengths := first_lengths(own.episodes):
+            self._lengths.observe(asked.index, lengths)
         return scored_group, ended
 
     async def _in_phases(
@@ -231,8 +231,8 @@ class Trips:
     async def _first_turns(self, request: Request) -> Completed:
         """Returns the answers to the prompt; if an earlier process recorded them, those."""
         expected = self._lengths.expected(self._history.open[request.key.group].index)
-        if not self._section.several_turns:
-            return await self._dispatcher.submit(request, expected)
+        if not self._section.several_turns or self._episodes.begins == "play":
+            return await self._episodes.answered(request, expected)
         group, samples = request.key.group, len(request.seeds)
         if (known := self._turns.first_turns(group, samples)) is not None:
             given = dataclasses.replace(request, context=known[0].given)

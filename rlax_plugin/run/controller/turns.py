@@ -16,6 +16,7 @@ from rlax_plugin.run.state.run_history import RunHistory
 from rlax_plugin.run.state.unfinished_turns import RecordedTurn
 
 QUARANTINED = "its worker was quarantined"
+_TOO_STALE = "too stale", Ending.TOO_STALE
 
 
 class Turns(TurnLog):
@@ -26,6 +27,7 @@ class Turns(TurnLog):
         self._known: defaultdict[int, list[RecordedTurn]] = defaultdict(list)
         self._workers: defaultdict[int, set[str]] = defaultdict(set)  # of a group's turns
         self._oldest: dict[int, int] = {}  # version of a group's turns
+        self.oldest = 0
         self._void: set[int] = set()
         self._playing: dict[int, asyncio.Future[Any]] = {}
 
@@ -70,9 +72,13 @@ class Turns(TurnLog):
             self._generate_anew(group, QUARANTINED, Ending.QUARANTINED)
 
     def drop_older(self, version: int) -> None:
-        """Has groups with turns older than a version, now too stale, generated from their start."""
+        """Has groups with turns older than a version, now too stale, generated from their start.
+
+        So it does with a group once a turn arrives that was begun before and is too old.
+        """
+        self.oldest = version
         for group in [g for g, oldest in self._oldest.items() if oldest < version]:
-            self._generate_anew(group, "too stale", Ending.TOO_STALE)
+            self._generate_anew(group, *_TOO_STALE)
 
     def _generate_anew(self, group: int, reason: str, ending: Ending) -> None:
         """Records the next attempt at once, so that no later process continues the old turns."""
@@ -95,6 +101,8 @@ class Turns(TurnLog):
     def sampled(self, key: Key, turn: Turn) -> None:
         reached(FaultPoint.TURN_SAMPLED)
         self._note(key, [turn.sampled], [RecordedTurn(key, turn)])
+        if self._oldest.get(key.group, self.oldest) < self.oldest:
+            self._generate_anew(key.group, *_TOO_STALE)
 
     def discarded(self, key: Key) -> None:
         assert key.sample is not None

@@ -105,7 +105,7 @@ class Evaluator:
           RlaxError: the problem cannot be generated.
         """
         request = problems.request(
-            self._episodes.environment.first(prompt),
+            self._episodes.environment.context(prompt),
             prompt,
             number,
             self._section.seed,
@@ -116,7 +116,7 @@ class Evaluator:
         while not trusted:
             found = await self._episodes.run(
                 prompt,
-                await self._dispatcher.submit(request),  # held here, it could not be dropped
+                await self._episodes.answered(request),  # held here, it could not be dropped
                 problems.rewards,
                 functools.partial(problems.seed, self._section.seed, prompt),
                 source=problems.source,

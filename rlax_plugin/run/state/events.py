@@ -8,7 +8,8 @@ A group is rejected by a filter, because of its first samples, or because it is 
 when those are scored.
 
 In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
-group and its score; some may be ``Discarded`` and generated again.
+group and its score; some may be ``Discarded`` and generated again. Where an environment begins its
+episodes itself, each turn is ``Generated`` by itself, also the first one.
 
 A run's state is the sum of its events (``run/state/run_state.py``). They are recorded in this
 order, and a resume adds them up again.
@@ -68,10 +69,15 @@ class Generated:
     trajectory: int = 0
     turn: int = 0
 
+    @property
+    def begins_episodes(self) -> bool:
+        """True if its samples are the first turns of episodes."""
+        return (self.trajectory, self.turn) == (0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A turn after the first became void: its episode was played again, and did not reach it.
+    """A turn became void: its episode was played again, and did not reach it.
 
     The environment gave another input than before a restart, or requested fewer turns.
     """

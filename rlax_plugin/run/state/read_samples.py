@@ -33,6 +33,8 @@ from rlax_plugin.run.state.samples import OPTIONAL, SCHEMA, SIDE
 
 _ARRAYS = {"given": "<i4", "tokens": "<i4", "logprobs": "<f4", "versions": "<i4"}
 
+_NONE = np.zeros(0, np.int32)
+
 _LARGE = 4 << 20
 """Bytes of a file from which on threads read it sooner than one; starting them costs a third."""
 
@@ -133,7 +135,8 @@ class _Rows:
         of_sample = one["sample"]
         of_episodes = [list(r) for _, r in itertools.groupby(rows, key=of_sample.__getitem__)]
         episodes = tuple(map(self._episode, of_episodes))
-        given = episodes[0].trajectories[0].turns[0].given
+        turns = (t for e in episodes for one in e.trajectories for t in one.turns)
+        given = next((turn.given for turn in turns), _NONE)
         apart = one["prompt_tokens"][first]
         group = ScoredGroup(
             id=group_id,
@@ -172,7 +175,7 @@ class _Rows:
         one, first = self._columns, rows[0]
         return Episode(
             index=one["sample"][first],
-            trajectories=tuple(map(self._trajectory, rows)),
+            trajectories=tuple(map(self._trajectory, filter(one["seeds"].__getitem__, rows))),
             text=one["completion"][first],
             ended=Ending(one["ended"][first] or Ending.DONE),
             texts=tuple(one["texts"][first] or ()),

@@ -165,10 +165,11 @@ class RunState:
                 self.open[event.group].attempt = event.attempt
                 self.totals.reissued += 1
             case ev.Generated():
-                self.totals.samples += event.samples if event.sample is None else 0
+                self.totals.samples += event.samples * event.begins_episodes
                 self.totals.tokens += event.tokens
             case ev.Discarded():
                 self.totals.turns_discarded += 1
+                self.totals.samples -= (event.trajectory, event.turn) == (0, 0)
             case ev.Scored():
                 assert group is not None
                 self._score(event, group)

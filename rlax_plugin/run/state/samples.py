@@ -1,9 +1,9 @@
 """Groups of episodes as Parquet: readable by people and exact for machines.
 
-There is one row per trajectory, in flat columns, since a nested column would need more than one
-copy. Values per turn (length, finish) are short lists; values per token are one list per row, over
-all of its turns. ``OPTIONAL`` columns are left out of a file if no row has a value. Each side
-channel has its own column.
+There is one row per trajectory, and one for an episode without any, in flat columns, since a nested
+column would need more than one copy. Values per turn (length, finish) are short lists; values per
+token are one list per row, over all of its turns. ``OPTIONAL`` columns are left out of a file if no
+row has a value. Each side channel has its own column.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ def _table(
     groups = [group_of(one) for one in judged]
     episodes = [e for g in groups for e in g.episodes]
     scores = [s for g in groups for s in g.scores]
-    trajectories = [t for e in episodes for t in e.trajectories]
+    trajectories = [t for e in episodes for t in _rows(e)]
     turns = [turn for t in trajectories for turn in t.turns]
     samples = [turn.sampled for turn in turns]
-    row_episode = np.repeat(np.arange(len(episodes)), [len(e.trajectories) for e in episodes])
+    row_episode = np.repeat(np.arange(len(episodes)), [len(_rows(e)) for e in episodes])
     of_episode = np.repeat(np.arange(len(groups)), [len(g.episodes) for g in groups])
     row_group = of_episode[row_episode]
 
@@ -158,7 +158,7 @@ def _table(
             else [None] * len(episodes),
         }.items()
     }
-    columns["trajectory"] = [n for e in episodes for n in range(len(e.trajectories))]
+    columns["trajectory"] = [n for e in episodes for n in range(len(_rows(e)))]
     columns["turn_order"] = list(_turn_order(episodes))
     columns["token_rewards"] = list(_token_rewards(episodes, scored))
     columns["token_advantages"] = _token_advantages(episodes, advantages)
@@ -176,9 +176,13 @@ def _table(
     return table
 
 
+def _rows(episode: Episode) -> Sequence[Trajectory]:
+    return episode.trajectories or (Trajectory(()),)
+
+
 def _tokens_apart(tokens: np.ndarray, episodes: Sequence[Episode]) -> list[int] | None:
-    first = episodes[0].trajectories[0].turns[0].given
-    same = first is tokens or np.array_equal(first, tokens)
+    first = next((t.given for e in episodes for one in e.trajectories for t in one.turns), None)
+    same = first is tokens or (first is not None and np.array_equal(first, tokens))
     return None if same else tokens.tolist()
 
 
@@ -189,7 +193,7 @@ def _json(values: Mapping[str, Any]) -> str | None:
 def _turn_order(episodes: Sequence[Episode]) -> Iterable[tuple[int, ...] | None]:
     for episode in episodes:
         order = iter(episode.order)
-        for trajectory in episode.trajectories:
+        for trajectory in _rows(episode):
             yield tuple(next(order) for _ in trajectory.turns) if episode.order else None
 
 
@@ -198,7 +202,7 @@ def _token_rewards(
 ) -> Iterable[list[float] | None]:
     for episode, score in zip(episodes, scores, strict=True):
         of_turns = iter(score.token_rewards if score else ())
-        for trajectory in episode.trajectories:
+        for trajectory in _rows(episode):
             its = [next(of_turns, None) for _ in trajectory.turns]
             found = [np.asarray(one, np.float64) for one in its if one is not None]
             yield np.concatenate(found).tolist() if found else None
@@ -210,7 +214,7 @@ def _token_advantages(
     found: list[list[float] | None] = []
     for index, episode in enumerate(episodes):
         own, done = None if advantages is None else advantages[index], 0
-        for trajectory in episode.trajectories:
+        for trajectory in _rows(episode):
             count = sum(len(turn.sampled.tokens) for turn in trajectory.turns)
             by_token = None if own is None or own.ndim == 0 else own[done : done + count]
             found.append(None if by_token is None else by_token.tolist())

@@ -36,7 +36,10 @@ class Wild(Environment):
         return prompt.tokens
 
     async def play(self, prompt, session):
-        text = session.answer.text
+        try:
+            text = session.answer.text
+        except ValueError as error:
+            text = "begins " + str(error)
         how = text.partition(" ")[0]
         return await getattr(self, how)(prompt, session, text)
 
@@ -51,6 +54,11 @@ class Wild(Environment):
             rewards=tuple(float(i) for i in range(count + 1)),
             metrics={"turns": count, "level": prompt.metadata["level"], "left": seen[-1][0]},
         )
+
+    async def begins(self, prompt, session, text):
+        answer = await session.sample("a", most_tokens=3, tools=[{"name": "f"}])
+        read = f"{answer.logprobs.tolist()} {answer.version} {text}"
+        return Outcome(read, rewards=(1.0,), reward=0.5)
 
     async def tokens(self, prompt, session, text):
         other = await session.begin([1, 2])
@@ -180,6 +188,19 @@ def test_turns_travel_and_many_episodes_run_beside_rewards_in_one_process(shared
             assert one.asked == [("0:turns 2", 0), ("1:turns 2", 0)] and one.beginnings == 1
             metrics = {"turns": 2.0, "level": 3.0, "left": 5.0}
             assert outcome == Outcome("2 1:turns 2", (0.0, 1.0, 2.0), "done", metrics)
+
+    shared(work)
+
+
+def test_an_environment_may_begin_and_reads_but_never_returns_log_probs(shared):
+    async def work(pool):
+        one = Played(None)
+        (outcome,) = await play(pool, one)
+        assert one.asked == [("a", 0)]
+        assert one.options == [{"most_tokens": 3, "tools": [{"name": "f"}]}]
+        assert (outcome.rewards, outcome.reward) == ((1.0,), 0.5)
+        said = "[-0.5, -0.25] 6 begins there is no first answer: this environment begins its "
+        assert outcome.text is not None and outcome.text.startswith(said)
 
     shared(work)
 

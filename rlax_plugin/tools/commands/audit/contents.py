@@ -143,10 +143,11 @@ class Contents:
             return
         generated = {g: one.generated for g, one in history.batch.items() if one.generated}
         for group, event in generated.items():
-            self._check_versions(group, step, event.oldest_version, event.newest_version)
+            if event.oldest_version is not None and event.newest_version is not None:
+                self._check_versions(group, step, event.oldest_version, event.newest_version)
             self._figures.samples += event.samples
             self._figures.tokens += event.tokens
-        oldest = [event.oldest_version for event in generated.values()]
+        oldest = [version for e in generated.values() if (version := e.oldest_version) is not None]
         self._check_staleness(step, oldest, history)
 
     def _check_staleness(self, step: int, oldest: list[int], history: History) -> None:
@@ -178,7 +179,7 @@ class Contents:
                     Rule.BATCH_DIFFERS, f"group {group.id} {problem}", step=step, group=group.id
                 )
                 continue
-            versions = np.concatenate([s.versions for s in group.sampled])
+            versions = _versions(group)
             self._check_versions(group.id, step, int(versions.min()), int(versions.max()))
             oldest.append(int(versions.min()))
             self._figures.samples += len(group.episodes)
@@ -265,13 +266,13 @@ class Contents:
     def _generation(self, group: ScoredGroup, one: Alive) -> str | None:
         event = one.generated
         if event is None:
-            return None  # reported
-        versions = np.concatenate([s.versions for s in group.sampled])
+            return None  # reported, or nothing of it was scored
+        versions = _versions(group)
         said = {
             "prompt": one.prompt,
             "attempt": event.attempt,
             "samples": event.samples,
-            "later turns": event.later_turns,
+            "turns": event.turns,
             "tokens": event.tokens,
             "oldest version": event.oldest_version,
             "newest version": event.newest_version,
@@ -282,7 +283,7 @@ class Contents:
             "prompt": group.prompt.id,
             "attempt": group.attempt,
             "samples": len(group.episodes),
-            "later turns": sum(1 for _ in group.sampled) - len(group.episodes),
+            "turns": sum(1 for _ in group.sampled),
             "tokens": sum(episode.tokens for episode in group.episodes),
             "oldest version": int(versions.min()) if len(versions) else None,
             "newest version": int(versions.max()) if len(versions) else None,
@@ -325,7 +326,7 @@ class Contents:
         return None
 
     def _mixed(self, group: ScoredGroup) -> str | None:
-        versions = np.concatenate([sampled.versions for sampled in group.sampled])
+        versions = _versions(group)
         if (versions == versions[:1]).all():
             return None
         goes_on = self._limits.on_new_weights == "continue"
@@ -370,6 +371,10 @@ def _first_difference(said: dict[str, object], found: dict[str, object]) -> str 
 
 def _samples(group: ScoredGroup) -> Iterator[tuple[Episode, Sampled]]:
     return ((episode, sampled) for episode in group.episodes for sampled in episode.sampled)
+
+
+def _versions(group: ScoredGroup) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int32), *(s.versions for s in group.sampled)])
 
 
 def _malformed(recorded: RecordedGroup, limits: Limits) -> str | None:

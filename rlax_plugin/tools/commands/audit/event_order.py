@@ -146,7 +146,7 @@ class History:
                 group=event.group,
             )
         if event.sample is None:
-            one.generated = Generation(event)
+            one.generated = Generation(event.attempt, event.samples, event)
         for version in (event.oldest_version, event.newest_version):
             self._generated_with.setdefault(version, event.group)
         if event.oldest_version < one.min_version and not self._limits.logged:
@@ -166,6 +166,8 @@ class History:
 
     def _later_turn(self, event: ev.Generated, one: Alive) -> None:
         what = f"turn {event.turn} of sample {event.sample} was generated"
+        if one.generated is None and event.turn == 0:  # the environment begins
+            one.generated = Generation(event.attempt, self._limits.group_size)
         if one.generated is None:
             wanted = "the first turns of the group before it"
             self._turn_misplaced(Rule.WRONG_ORDER, event.group, what, wanted)
@@ -191,7 +193,7 @@ class History:
         one = self._open(event.group, what, if_ended=Rule.ENDED_TWICE)
         if one is None:
             return
-        if one.generated is None:
+        if one.generated is None and (event.scored or event.rejected is None):
             self._findings.violation(
                 Rule.WRONG_ORDER,
                 f"group {event.group} is scored: expected it to be generated before",
@@ -380,24 +382,19 @@ class Generation:
     """The events ``Generated`` of one attempt, added up.
 
     Args:
-      first: the event of the first turns of all samples.
+      attempt: the attempt.
+      samples: number of samples of the group.
+      first: the event of the first turns of all samples; None: the environment begins episodes, so
+        that each of their turns has an event of its own.
     """
 
-    def __init__(self, first: ev.Generated):
-        self.first = first
+    def __init__(self, attempt: int, samples: int, first: ev.Generated | None = None):
+        self.attempt, self.samples, self._first = attempt, samples, first
         self._later: dict[Place, ev.Generated] = {}  # in the order in which they happened
 
     @property
-    def attempt(self) -> int:
-        return self.first.attempt
-
-    @property
-    def samples(self) -> int:
-        return self.first.samples
-
-    @property
     def _all(self) -> list[ev.Generated]:
-        return [self.first, *self._later.values()]
+        return [*([] if self._first is None else [self._first]), *self._later.values()]
 
     @property
     def tokens(self) -> int:
@@ -405,27 +402,31 @@ class Generation:
         return sum(event.tokens for event in self._all)
 
     @property
-    def oldest_version(self) -> int:
-        return min(event.oldest_version for event in self._all)
+    def oldest_version(self) -> int | None:
+        return min((event.oldest_version for event in self._all), default=None)
 
     @property
-    def newest_version(self) -> int:
-        return max(event.newest_version for event in self._all)
+    def newest_version(self) -> int | None:
+        return max((event.newest_version for event in self._all), default=None)
 
     @property
     def sequences(self) -> int:
         """Number of trajectories of all samples."""
-        return self.samples + sum(turn == 0 for _, _, turn in self._later)
+        return self._first_turns + sum(turn == 0 for _, _, turn in self._later)
 
     @property
-    def later_turns(self) -> int:
-        return len(self._later)
+    def turns(self) -> int:
+        return self._first_turns + len(self._later)
+
+    @property
+    def _first_turns(self) -> int:
+        return 0 if self._first is None else self.samples
 
     def add(self, event: ev.Generated) -> str | None:
         """Adds a later turn; returns a description of the expected event if it is wrong."""
         assert event.sample is not None
         place = event.sample, event.trajectory, event.turn
-        if place in self._later or (event.trajectory, event.turn) == (0, 0):
+        if place in self._later or (self._first and event.begins_episodes):
             return "every turn once"
         self._later[place] = event
         if not 0 <= event.sample < self.samples:
@@ -433,7 +434,8 @@ class Generation:
         if event.samples != 1 or event.attempt != self.attempt:
             return f"one sample, of attempt {self.attempt}"
         before = event.sample, event.trajectory, event.turn - 1
-        if event.turn and before not in self._later and before[1:] != (0, 0):
+        known = before in self._later or (self._first and before[1:] == (0, 0))
+        if event.turn and not known:
             return f"turn {event.turn - 1} before it"
         return None
 
@@ -441,6 +443,6 @@ class Generation:
         """Removes a turn; returns a description of the expected event if it is wrong."""
         place = event.sample, event.trajectory, event.turn
         if place not in self._later:
-            return "a later turn that was generated"
+            return "a turn that was generated by itself"
         del self._later[place]
         return None

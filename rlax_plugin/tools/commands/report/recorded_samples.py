@@ -165,7 +165,7 @@ def _turns(rows: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> list[li
 def _asked(row: Mapping[str, Any]) -> np.ndarray | None:
     if row["prompt_tokens"] is None:
         return None
-    count = (row["given_lengths"] or [len(row["given"])])[0]
+    count = next(iter(row["given_lengths"] or ()), len(row["given"]))
     return np.array(row["given"][:count], np.int32)
 
 

@@ -93,7 +93,8 @@ class _Index:
             "worker": "demonstration"
             if row["demonstration"]
             else "+".join(dict.fromkeys(map(harmless, row["workers"]))),
-            "seed": str(row["seeds"][0]),  # 64 bits are more than a number in JavaScript holds
+            # 64 bits are more than a number in JavaScript holds.
+            "seed": "".join(map(str, row["seeds"][:1])),
             "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
         }
         for name, value in values.items():

@@ -128,7 +128,7 @@ def test_what_was_begun_and_never_sampled_leaves_no_row() -> None:
         episode.begin("1")
     with pytest.raises(EpisodeLimit):  # each must still have its turn
         episode.begin("1")
-    with pytest.raises(EpisodeLimit, match="begins with 5 tokens"):
+    with pytest.raises(EpisodeLimit, match="cannot begin with 5 tokens"):
         playing(Asked()).begin("12345")
     assert len(episode.episode(None, cut=False).trajectories) == 1
 

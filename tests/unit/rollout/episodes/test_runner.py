@@ -95,13 +95,21 @@ def seed_of(sample: int, trajectory: int, turn: int) -> int:
     return sample_seed(3, "train", 9, sample, trajectory, turn)
 
 
-def run(pool: Pool, workers: Workers, log: TurnLog | None = None, **request: Any) -> Any:
+def run(
+    pool: Pool,
+    workers: Workers,
+    log: TurnLog | None = None,
+    *,
+    begins: str = "prompt",
+    **request: Any,
+) -> Any:
     section = section_with(
         environment={"name": "x"},
         rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6, "group_size": 2},
         episodes={"max_turns": 4, "max_tokens": 12},
     )
-    runner = EpisodeRunner(section, Source(), None, workers)  # type: ignore[arg-type]
+    environment = SimpleNamespace(begins=begins)
+    runner = EpisodeRunner(section, Source(), environment, workers)  # type: ignore[arg-type]
     prompt, count = make_prompt("7"), len(pool.plays)
     seeds = tuple(seed_of(i, 0, 0) for i in range(count))
     first = Request(
@@ -161,6 +169,24 @@ def test_later_turns_are_asked_for_with_their_own_seed_and_room() -> None:
     assert [e.index for e in found.episodes] == [0, 1]
     assert [sum(1 for _ in e.sampled) for e in found.episodes] == [1, 3]
     assert found.episodes[0].texts == () and len(found.episodes[1].texts) == 5
+
+
+async def begins(played: Any) -> Outcome:
+    await played.sample([5])
+    return Outcome(reward=2.0)
+
+
+def test_an_environment_that_begins_is_asked_for_every_turn_and_one_without_has_no_score() -> None:
+    workers = Workers()
+    found = run(Pool(at_once, begins), workers, begins="play")
+    (request,) = workers.requests
+    assert request.key == Key("train", 9, 1, 0, 0) and request.seeds == (seed_of(1, 0, 0),)
+    assert request.context.tolist() == [5] and request.min_version == 3
+    without, scored = found.scores
+    assert isinstance(without, Unscored) and without.ending is Ending.WITHOUT_TURN
+    assert scored.total == 2.5 and scored.at_the_end == 2.25
+    assert [len(e.trajectories) for e in found.episodes] == [0, 1]
+    assert found.episodes[0].ending is Ending.DONE and not found.episodes[0].truncated
 
 
 def test_recorded_turns_are_those_of_their_own_sample() -> None:

@@ -18,6 +18,8 @@ FIRST = Turn(encode("12"), make_sampled(3, version=4))  # tokens 4, 5, 6: "234"
 class Log(TurnLog):
     """Remembers what it is told: place -> what was given; and the places that are void."""
 
+    oldest = 0
+
     def __init__(self) -> None:
         self.turns: list[tuple[Key, Turn]] = []
         self.void: list[tuple[int, int]] = []
@@ -52,6 +54,7 @@ def playing(
     rollouts: Mapping[str, int] = EMPTY,
     deterministic: bool = False,
     source: Source | None = None,
+    first: Turn | None = FIRST,
     **limits: int,
 ) -> Playing:
     """Prompts of at most 4 tokens, answers of at most 6, 12 tokens behind a prompt, 4 turns."""
@@ -61,4 +64,4 @@ def playing(
         rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6} | dict(rollouts),
         episodes={"max_turns": 4, "max_tokens": 12} | limits,
     )
-    return Playing(section, source or Source(), KEY, FIRST, ask=ask, log=log or Log(), known=known)
+    return Playing(section, source or Source(), KEY, first, ask=ask, log=log or Log(), known=known)

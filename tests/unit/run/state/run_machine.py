@@ -49,9 +49,10 @@ class Run(RuleBasedStateMachine):
 
     Attributes:
       episodes: they have several turns.
+      begins: see ``Environment``.
     """
 
-    episodes = False
+    episodes, begins = False, "prompt"
 
     @initialize(
         bounds=st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 4)]),
@@ -81,6 +82,7 @@ class Run(RuleBasedStateMachine):
         self.told: list[Told] = []
         if self.episodes:
             self.settings |= {"rewards": {}, "play": self.tool.play, "told": self.told}
+            self.settings["begins"] = self.begins
         self.moods = {0}
         self.recorded: dict[tuple[int, int], dict] = {}  # group and attempt -> place -> answer
         self.void: set[int] = set()  # answers that must not train
@@ -264,8 +266,10 @@ class Run(RuleBasedStateMachine):
         """What trains is what was generated, in one play, and by workers that are trusted."""
         recorded = self.recorded.get((group.id, group.attempt), {})
         for episode in group.episodes:
-            given = {}
+            given, by_play = {}, self.begins == "play"
             for number, trajectory in enumerate(episode.trajectories):
+                if by_play:  # trajectory 0 may have no turn
+                    number = int(trajectory.turns[0].given[0] == 3)
                 context = np.zeros(0, np.int32)
                 for place, turn in enumerate(trajectory.turns):
                     answer = answer_of(turn)
@@ -273,11 +277,13 @@ class Run(RuleBasedStateMachine):
                     assert np.array_equal(self.told[answer - 1].context, context)
                     assert answer not in self.void or self.recovery.holds(self.step)
                     known = recorded.get((episode.index, number, place), answer)
-                    assert known == answer or ((place or number) and self.moods != {0})
+                    assert known == answer or ((place or number or by_play) and self.moods != {0})
                     context = np.concatenate([context, turn.sampled.tokens])
-                turns = trajectory.turns[not number :]
+                turns = trajectory.turns[not (number or by_play) :]
                 given[number] = [int(token) for turn in turns for token in turn.given]
             plays = [self.tool.given(group.prompt, episode.index, mood) for mood in self.moods]
+            if by_play:
+                plays = [{t: tokens for t, tokens in play.items() if tokens} for play in plays]
             assert any(is_part(given, play, episode.ended) for play in plays), (given, plays)
 
     async def _settled(self):
@@ -396,3 +402,9 @@ class Run(RuleBasedStateMachine):
 
 class RunOfEpisodes(Run):
     episodes = True
+
+
+class RunOfOwnBeginnings(RunOfEpisodes):
+    """The environment begins its episodes; some end without a turn."""
+
+    begins = "play"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from examples import examples
 from hypothesis import HealthCheck, settings
-from run_machine import Run, RunOfEpisodes
+from run_machine import Run, RunOfEpisodes, RunOfOwnBeginnings
 
 from rlax_plugin.base.endings import Ending
 
@@ -15,7 +15,10 @@ TestRun = Run.TestCase
 TestRun.settings = SETTINGS
 TestRunOfEpisodes = RunOfEpisodes.TestCase
 TestRunOfEpisodes.settings = SETTINGS
+TestRunOfOwnBeginnings = RunOfOwnBeginnings.TestCase
+TestRunOfOwnBeginnings.settings = SETTINGS
 TestRun.pytestmark = TestRunOfEpisodes.pytestmark = [pytest.mark.property]
+TestRunOfOwnBeginnings.pytestmark = [pytest.mark.property]
 
 
 @pytest.mark.parametrize("seed", range(6))
