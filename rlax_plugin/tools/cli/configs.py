@@ -37,7 +37,12 @@ def _with_answers(function: Callable[..., None]) -> Callable[..., None]:
             default=None,
             annotation=Annotated[
                 choice.type | None,
-                typer.Option(min=1 if choice.type is int else None, help=choice.text),
+                typer.Option(
+                    *([f"--{choice.name}"] if choice.type is bool else []),
+                    min=1 if choice.type is int else None,
+                    show_default=False,
+                    help=choice.text,
+                ),
             ],
         )
         for choice in declared()

@@ -79,11 +79,14 @@ class Answers:
     group_size: int = _choice(8, "number of samples per prompt")
     groups_per_step: int | None = _choice(None, "number of prompts per step")
     max_new_tokens: int | None = _choice(None, "maximum length of a completion, in tokens")
+    lora: bool = _choice(
+        False, "train low-rank adapters in place of the weights of a pretrained model"
+    )
 
     def __post_init__(self) -> None:
         for choice in declared():
             value = getattr(self, choice.name)
-            if isinstance(value, int) and value < 1:
+            if choice.type is int and value is not None and value < 1:
                 raise ConfigError(f"--{choice.name.replace('_', '-')}", value, "must be at least 1")
 
 
@@ -91,14 +94,15 @@ class Declared(NamedTuple):
     """One field of ``Answers``, with the text that explains it."""
 
     name: str
-    type: type[str] | type[int]
+    type: type[str] | type[int] | type[bool]
     default: Any
     text: str
 
 
 def declared() -> list[Declared]:
     """Returns the fields of ``Answers``, in order."""
+    types = {"str": str, "bool": bool}
     return [
-        Declared(f.name, str if f.type == "str" else int, f.default, f.metadata["text"])
+        Declared(f.name, types.get(str(f.type), int), f.default, f.metadata["text"])
         for f in fields(Answers)
     ]

@@ -152,6 +152,9 @@ def config_text(
     model = _read_converted(answers.model) if _is_directory(answers.model) else None
     if not tiny and model is None:
         _check_model(answers.model)
+    if answers.lora and tiny:
+        reason = "needs a pretrained model as the base: give --model, the built-in one is random"
+        raise ConfigError("--lora", True, reason)
     task = _task(answers, model, source)
     keys = model.keys if model else model_keys(answers.model)
     size = Size(
@@ -161,6 +164,7 @@ def config_text(
         staleness=answers.staleness,
         width=keys.get("base_emb_dim", WIDTH),
         workers=1 if _colocated(answers) else answers.workers or _WORKERS,
+        adapters=answers.lora,
     )
     values = relative_to(_values(answers, task, tiny, size, path.parent), path.parent)
     section = validate(RlaxSection, values, "rlax")
@@ -208,6 +212,7 @@ def config_text(
         warmup_fraction=size.warmup_fraction,
         final_fraction=0.05 if tiny else 1.0,
         clipping=0.0 if tiny else 1.0,
+        lora=answers.lora,
         # Also of the training on demonstrations, which has more steps.
         checkpoint_period=50 if answers.demonstrations else min(50, answers.steps),
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
@@ -287,7 +292,7 @@ def _of_data(answers: Answers, model: _Converted | None, source: _Options) -> Ta
     task = own_data.of_answers(answers, keys, built_in, source)
     if not answers.demonstrations:
         return task
-    return own_data.with_demonstrations(task, answers.demonstrations, keys, built_in)
+    return own_data.with_demonstrations(task, answers.demonstrations, keys, built_in, answers.lora)
 
 
 def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> Task:

@@ -26,6 +26,7 @@ from rlax_plugin.data.prompts.source import DatasetSource
 from rlax_plugin.data.prompts.table import PromptTable
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.tools.commands.answers import Answers
+from rlax_plugin.tools.commands.recipe import ADAPTERS_RATE
 
 COLUMNS = ("question", "reference")
 """Columns that ``rlax init`` can be told; options of the prompt source too."""
@@ -281,7 +282,11 @@ def _answers(kept: PromptTable, held_out: int, notes: list[str]) -> tuple[int, M
 
 
 def with_demonstrations(
-    task: Task, demonstrations: str, maxtext: Mapping[str, Any], built_in: bool
+    task: Task,
+    demonstrations: str,
+    maxtext: Mapping[str, Any],
+    built_in: bool,
+    adapters: bool,
 ) -> Task:
     """Returns a task with a supervised training on demonstrations before RL.
 
@@ -290,6 +295,7 @@ def with_demonstrations(
     Args:
       demonstrations: files or a directory, see ``read``.
       maxtext, built_in: see ``read``.
+      adapters: True if low-rank adapters are trained.
 
     Raises:
       ConfigError, RlaxError: they cannot be used.
@@ -320,7 +326,7 @@ def with_demonstrations(
         **({"turns": turns} if turns != "all" else {}),
         "epochs": epochs,
         "batch_rows": min(_ROWS, 1 << max(1, count // _LEAST_STEPS).bit_length() - 1),
-        "learning_rate": rate,
+        "learning_rate": rate * (ADAPTERS_RATE if adapters else 1),
         "check_every": 20,
     }
     notes.append(

@@ -17,6 +17,9 @@ STEPS = 100
 """RL steps of a run if the user gives no number: the built-in model takes 2 or 3 minutes."""
 WIDTH = 64
 """Width of the built-in model."""
+ADAPTERS_RATE = 10
+"""Learning rate of low-rank adapters, by that of full training ("LoRA Without Regret", Thinking
+Machines, https://thinkingmachines.ai/blog/lora/)."""
 
 _RATE = 5e-4  # of a run with the sizes below
 _ROWS = 512
@@ -38,6 +41,7 @@ class Size:
       staleness: largest staleness of a sample, in weight versions; 1 is on-policy.
       width: width of the model's embedding.
       workers: number of rollout workers.
+      adapters: True if low-rank adapters are trained in place of the weights.
     """
 
     groups: int
@@ -46,6 +50,7 @@ class Size:
     staleness: int
     width: int
     workers: int
+    adapters: bool = False
 
     @property
     def rows(self) -> int:
@@ -57,11 +62,12 @@ class Size:
         """The peak learning rate, with three digits.
 
         5e-4 sqrt(rows / 512) sqrt(steps / 320) (64 / width)^1.5 / staleness, where the first three
-        quotients are at most 1.
+        quotients are at most 1; ten times that with adapters (``ADAPTERS_RATE``).
         """
         samples = min(1.0, self.rows / _ROWS) * min(1.0, self.steps / _STEPS)
         model = min(1.0, WIDTH / self.width)
-        return float(f"{_RATE * math.sqrt(samples) * model**1.5 / self.staleness:.2e}")
+        rate = _RATE * math.sqrt(samples) * model**1.5 / self.staleness
+        return float(f"{rate * (ADAPTERS_RATE if self.adapters else 1):.2e}")
 
     @property
     def learning_rate_text(self) -> str:

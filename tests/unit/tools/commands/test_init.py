@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "--group-size 1 --preset reinforce_plus_plus",
         "--task rlax_synthetic --output-directory gs://bucket/runs",
         "--model llama3.1-8b --max-new-tokens 512",
+        "--model llama3.1-8b --lora --max-new-tokens 512",
         f"--engine vllm --vllm-python {sys.executable}",
     ],
 )
@@ -84,6 +85,26 @@ def test_a_model_for_an_accelerator_is_generated_with_in_the_trainer_s_process()
     rlax("init", "three.yml", *model, "--workers", "3")
     section, _ = load_section("three.yml")
     assert (section.launcher.name, section.launcher.options) == ("local", {"workers": 3})
+
+
+def test_adapters_have_ten_times_the_learning_rate_and_a_base() -> None:
+    model = ("--model", "llama3.1-8b", "--max-new-tokens", "512")
+    rlax("init", "full.yml", *model)
+    rlax("init", "adapters.yml", *model, "--lora")
+    (_, full), (_, adapters) = load_section("full.yml"), load_section("adapters.yml")
+    assert adapters["learning_rate"] == pytest.approx(10 * full["learning_rate"], rel=5e-3)
+    lora = adapters["lora"]
+    assert (lora["enable_lora"], lora["lora_rank"], lora["lora_alpha"]) == (True, 16, 32)
+    for path in (
+        "decoder/layers/self_attention/query",
+        "decoder/layers_3/mlp/wo",
+        "decoder/layers/self_attention_local/out",  # of Gemma 2
+        "decoder/layers/layers_0/mlp/wi_1",  # of Gemma 3
+    ):
+        assert re.fullmatch(lora["lora_module_path"], path)
+    assert not re.fullmatch(lora["lora_module_path"], "decoder/logits_dense")
+    random = rlax("init", "tiny.yml", "--lora")
+    assert random.exit_code == 2 and "--lora = True: needs a pretrained model" in random.stderr
 
 
 def test_the_default_is_a_short_demo() -> None:
