@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Convertible:
         keys["load_parameters_path"] = str(home / checkpoint.ITEMS)
         (directory / CONVERTED).write_text(f"{_HEADING}{family}.\n{dumped(keys)}", encoding="utf-8")
         record = {
-            "source": self.source.where,
+            "source": os.path.abspath(self.source.where),
             "architecture": family,
             "dtype": self.dtype,
             "tensors": len(self.source.shapes),
@@ -118,6 +119,21 @@ class Convertible:
             self.scanned,
             progress,
         )
+
+
+def home_of(checkpoint: str) -> Path | None:
+    """Returns the directory whose checkpoint this path names; None if it is not of a conversion."""
+    given = Path(checkpoint)
+    home = given.parents[1] if given.name == "items" else given.parent
+    return home if "://" not in checkpoint and (home / RECORD).is_file() else None
+
+
+def source_of(checkpoint: str) -> str | None:
+    """Returns the Hugging Face directory that became a checkpoint; None if it is not there."""
+    if (home := home_of(checkpoint)) is None:
+        return None
+    found = str(huggingface_config.read(home / RECORD).get("source"))
+    return found if os.path.isabs(found) and os.path.isdir(found) else None
 
 
 def examine(path: Path, dtype: str, scanned: bool) -> Convertible:

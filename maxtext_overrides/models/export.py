@@ -96,19 +96,19 @@ def _json(path: Path) -> dict[str, Any] | None:
     return huggingface_config.read(path) if path.is_file() else None
 
 
-def check_weights(model: Sequence[Variable], weights: StoredWeights) -> None:
-    """Checks that the weights are exactly those of the model.
+def check_weights(model: Sequence[Variable], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Checks that weights of these shapes are exactly those of the model.
 
     Raises:
       ConfigError: a variable is missing, has another shape, or is not in the model.
     """
     for variable in model:
-        shape = weights.shapes.get(variable.name)
+        shape = shapes.get(variable.name)
         if shape != variable.shape:
             held = "not in it" if shape is None else f"{list(shape)} in it"
             reason = f"must be {list(variable.shape)} by MaxText's keys, and is {held}"
             raise ConfigError(f"weights: {variable.name}", None, reason)
-    if surplus := sorted(weights.shapes.keys() - {one.name for one in model}):
+    if surplus := sorted(shapes.keys() - {one.name for one in model}):
         reason = "is in the weights, and not in the model that MaxText's keys describe"
         raise ConfigError(f"weights: {surplus[0]}", None, reason)
 
@@ -136,9 +136,9 @@ def write(
       RlaxError: a variable cannot be read.
     """
     kind = DTYPES[dtype]
-    files = _write_tensors(directory, model.variables, weights, lambda _: kind, most_bytes)
-    _put(directory / CONFIG, {**model.config, "dtype": dtype})
-    _put(directory / GENERATION, model.generation)
+    files = write_variables(directory, model.variables, weights, lambda _: kind, most_bytes)
+    put(directory / CONFIG, {**model.config, "dtype": dtype})
+    put(directory / GENERATION, model.generation)
     copy_tokenizer(model.tokenizer, directory)
     return files
 
@@ -165,7 +165,7 @@ def write_version(
       ConfigError: the variables are not those of the model, or have a dtype that is not one of
         ``DTYPES``.
     """
-    check_weights(model, weights)
+    check_weights(model, weights.shapes)
     for name in weights.shapes:
         if dtypes[name] not in DTYPES.values():
             reason = f"must be of {' or '.join(DTYPES)}"
@@ -174,17 +174,24 @@ def write_version(
     def kind(variable: Variable) -> np.dtype:
         return DTYPES["float32"] if variable.is_rescaled else dtypes[variable.name]
 
-    _write_tensors(directory, model, weights, kind, _MOST_BYTES, wrote)
+    write_variables(directory, model, weights, kind, _MOST_BYTES, wrote)
 
 
-def _write_tensors(
+def write_variables(
     directory: Path,
     model: Sequence[Variable],
     weights: StoredWeights,
     kind: Callable[[Variable], np.dtype],
     most_bytes: int,
     wrote: Callable[[str, np.ndarray], None] = lambda name, tensor: None,
+    stem: str = "model",
 ) -> list[str]:
+    """Writes the tensors of variables, each in the dtype of ``kind``.
+
+    Args:
+      wrote: called with the name and value of each tensor.
+      directory, most_bytes, stem: see ``tensor_files.write_tensors``; also what it returns.
+    """
     shapes, dtypes = {}, {}
     for variable in model:
         shapes |= variable.tensor_shapes
@@ -197,7 +204,7 @@ def _write_tensors(
                 wrote(name, tensor)
                 yield name, tensor
 
-    return write_tensors(directory, tensors(), shapes, dtypes, most_bytes)
+    return write_tensors(directory, tensors(), shapes, dtypes, most_bytes, stem)
 
 
 def parameters(model: Description) -> int:
@@ -205,5 +212,6 @@ def parameters(model: Description) -> int:
     return sum(math.prod(variable.shape) for variable in model.variables)
 
 
-def _put(path: Path, content: Mapping[str, Any]) -> None:
+def put(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class Variable:
         """
         value = np.empty(self.shape, dtype)
         for name, part in self._parts(value):
-            part[...] = self._to_variable(read(name))
+            part[...] = self._to_variable(read(name)).reshape(part.shape)
         return value
 
     def tensor_dtype(self, dtype: np.dtype) -> np.dtype:
@@ -147,6 +147,38 @@ class Variable:
         """
         for name, part in self._parts(value):
             yield name, np.ascontiguousarray(self._to_tensor(part), self.tensor_dtype(dtype))
+
+    def adapter(self, rank: int) -> tuple[Variable, Variable]:
+        """Returns the variables A and B of a low-rank adapter of this matrix.
+
+        Their tensors are PEFT's, ``lora_A`` [rank, inputs] and ``lora_B`` [outputs, rank]. What a
+        rule does to the axes of outputs, and a factor, is done to B; the inputs are A's.
+
+        Returns:
+          Variables as ``maxtext_overrides.adapters`` names them, of shape
+          [inputs, (layers,) rank] and [rank, (layers,) outputs].
+
+        Raises:
+          ValueError: it is no matrix, or one of experts, which have no adapters.
+        """
+        rule, layers = self._rule, self.shape[SCAN_AXIS : SCAN_AXIS + 1] * self._scanned
+        if not rule.inputs or rule.experts or rule.offset:
+            raise ValueError(f"{self.name} can have no adapter")
+        outputs = rule.shape[rule.inputs :]
+        inputs = math.prod(rule.shape[: rule.inputs])
+        a = replace(rule, shape=(inputs, rank), inputs=1, rotary=False, factor=1.0)
+        b = replace(rule, shape=(rank, *outputs), inputs=1)
+        shapes = (inputs, *layers, rank), (rank, *layers, math.prod(outputs))
+
+        def half(letter: str, shape: tuple[int, ...], rule: _Rule) -> Variable:
+            tensors = tuple(
+                f"base_model.model.{name.removesuffix('.weight')}.lora_{letter}.weight"
+                for name in self.tensors
+            )
+            name = f"{self.name}_lora_{letter.lower()}"
+            return replace(self, name=name, shape=shape, tensors=tensors, _rule=rule)
+
+        return half("A", shapes[0], a), half("B", shapes[1], b)
 
     def _parts(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yields (tensor name, view of its part of ``value``) for each tensor."""
@@ -168,6 +200,7 @@ class Variable:
 
     def _to_tensor(self, value: np.ndarray) -> np.ndarray:
         rule = self._rule
+        value = value.reshape(rule.part)
         if self.is_rescaled:
             value = (value.astype(np.float32) - np.float32(rule.offset)) / np.float32(rule.factor)
         if rule.rotary and self._interleaved:

@@ -17,7 +17,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import one_line
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_ADAPTER = "adapter_config.json"
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's
 _DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -27,23 +27,27 @@ class SafetensorsDirectory:
     Args:
       directory: has ``model.safetensors``, which is then read alone, as transformers does, or
         ``model.safetensors.index.json`` and its files.
+      adapters: True reads ``adapter_model.safetensors`` instead.
 
     Raises:
       ConfigError: files are missing, truncated or contradict the index, or a tensor's dtype is not
         a floating-point one.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, adapters: bool = False):
         self._directory = directory
-        if (directory / _ADAPTER).exists():
-            reason = f"has {_ADAPTER}: merge the adapter into the weights, and remove it"
+        if (directory / ADAPTER_CONFIG).exists() and not adapters:
+            reason = (
+                f"has {ADAPTER_CONFIG}: convert its base, and start from the adapters with "
+                "lora.lora_restore_path; or merge them into the weights, and remove it"
+            )
             raise ConfigError("SOURCE", str(directory), reason)
-        one, index = directory / _ONE, directory / _INDEX
-        if index.is_file() and not one.exists():
+        one, index = directory / (ADAPTERS if adapters else _ONE), directory / _INDEX
+        if index.is_file() and not one.exists() and not adapters:
             self._file_of = _files_of_index(index)
         else:
-            with _opened(_only_file(directory)) as file:
-                self._file_of = dict.fromkeys(file.keys(), _ONE)
+            with _opened(_only_file(one)) as file:
+                self._file_of = dict.fromkeys(file.keys(), one.name)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self.doubles: list[str] = []
         tensors: dict[str, set[str]] = {}
@@ -95,15 +99,14 @@ class SafetensorsDirectory:
         return shapes
 
 
-def _only_file(directory: Path) -> Path:
-    path = directory / _ONE
+def _only_file(path: Path) -> Path:
     if path.exists():
         return path
-    reason = f"has neither {_ONE} nor {_INDEX}"
-    if any(directory.glob("*.bin")):
+    reason = f"has neither {_ONE} nor {_INDEX}" if path.name == _ONE else f"has no {path.name}"
+    if any(path.parent.glob("*.bin")):
         reason += "; .bin files are not read, because reading them can run code: save the model "
         reason += "with safe_serialization=True in transformers"
-    raise ConfigError("SOURCE", str(directory), reason)
+    raise ConfigError("SOURCE", str(path.parent), reason)
 
 
 def _files_of_index(path: Path) -> dict[str, str]:

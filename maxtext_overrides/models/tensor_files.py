@@ -22,6 +22,7 @@ def write_tensors(
     shapes: Mapping[str, Sequence[int]],
     dtypes: Mapping[str, np.dtype],
     most_bytes: int,
+    stem: str = "model",
 ) -> list[str]:
     """Writes ``model.safetensors``, or several files and their index.
 
@@ -33,6 +34,7 @@ def write_tensors(
       shapes: name -> shape of every tensor.
       dtypes: name -> dtype of every tensor.
       most_bytes: largest size of a file; a larger tensor gets a file of its own.
+      stem: name of the files without ``.safetensors``.
 
     Returns:
       Names of the files.
@@ -44,9 +46,9 @@ def write_tensors(
     files = _files(sizes, most_bytes)
     width = max(5, len(str(len(files))))
     names = [
-        "model.safetensors"
+        f"{stem}.safetensors"
         if len(files) == 1
-        else f"model-{number:0{width}d}-of-{len(files):0{width}d}.safetensors"
+        else f"{stem}-{number:0{width}d}-of-{len(files):0{width}d}.safetensors"
         for number in range(1, len(files) + 1)
     ]
     stream = iter(tensors)

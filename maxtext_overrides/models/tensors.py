@@ -62,23 +62,40 @@ def check_tensors(source: TensorSource, architecture: Architecture) -> None:
     stored_twice = architecture.tied and _HEAD in source.shapes
     if stored_twice:
         _check_tied(source)
-    expected, family = tensor_shapes(architecture), architecture.family
     found = {name: v for name, v in source.shapes.items() if name != _HEAD or not stored_twice}
+    check_shapes(source.where, found, tensor_shapes(architecture), architecture.family)
+
+
+def check_shapes(
+    where: str,
+    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    whose: str,
+) -> None:
+    """Compares names and shapes of tensors.
+
+    Args:
+      where: path of the source, for messages.
+      whose: what has the expected tensors, for messages.
+
+    Raises:
+      ConfigError: a tensor is missing, not expected, or has another shape.
+    """
     surplus = {name for name in found.keys() - expected.keys() if not name.endswith(_COMPUTED)}
     if missing := sorted(expected.keys() - found.keys()):
         also = f"; it has {_listed(sorted(surplus))} instead" if surplus else ""
-        reason = f"lacks {_count(missing)} of {family}: {_listed(missing)}{also}"
-        raise ConfigError("SOURCE", source.where, reason)
+        reason = f"lacks {_count(missing)} of {whose}: {_listed(missing)}{also}"
+        raise ConfigError("SOURCE", where, reason)
     if surplus:
-        listed = f"{family} does not have: {_listed(sorted(surplus))}"
-        raise ConfigError("SOURCE", source.where, f"has {_count(surplus)} that {listed}")
+        listed = f"{whose} does not have: {_listed(sorted(surplus))}"
+        raise ConfigError("SOURCE", where, f"has {_count(surplus)} that {listed}")
     for name, shape in expected.items():
         if found[name] != shape:
             reason = (
                 f"the tensor {name} has shape {list(found[name])}, but {list(shape)} follows from "
                 "the model's config"
             )
-            raise ConfigError("SOURCE", source.where, reason)
+            raise ConfigError("SOURCE", where, reason)
 
 
 def _check_tied(source: TensorSource) -> None:

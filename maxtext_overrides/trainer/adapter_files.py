@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from maxtext_overrides.adapters import is_adapter
+from maxtext_overrides.models import peft
 from maxtext_overrides.models.merged import BASE_KEY, RecordedBase, base_of, record
 from maxtext_overrides.models.reading import stored_shapes
 from maxtext_overrides.trainer import first_weights
@@ -26,8 +28,6 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.weights.device_fingerprint import fingerprint
 
 OVERRIDES = BY_MODULE["maxtext_overrides/trainer/kept_weights.py"]
-
-_ADAPTERS_KEY = "lora.lora_restore_path"
 
 
 def complete(config: Any, model: Any, continues: bool, base: str | None) -> None:
@@ -46,7 +46,7 @@ def complete(config: Any, model: Any, continues: bool, base: str | None) -> None
     if continues and path:
         _read(config, model, BASE_KEY, path, lambda name: not is_adapter(name))
     if not continues and config.lora.lora_restore_path:
-        _read(config, model, _ADAPTERS_KEY, config.lora.lora_restore_path, is_adapter)
+        _read(config, model, peft.KEY, config.lora.lora_restore_path, is_adapter)
     _check_base(config, published(nnx.state(model)), path, continues)
 
 
@@ -75,7 +75,13 @@ def _read(config: Any, model: Any, key: str, path: str, wanted: Callable[[str], 
     """Replaces variables of a model by those of a checkpoint."""
     state = nnx.state(model)
     current = published(state)
-    _check_shapes(key, path, {n: tuple(a.shape) for n, a in current.items() if wanted(n)})
+    shapes = {name: tuple(a.shape) for name, a in current.items() if wanted(name)}
+    if first_weights.is_peft(key, path):
+        arrays = peft.read(config, path, shapes)
+        found = {name: _placed(array, current[name].sharding) for name, array in arrays.items()}
+        nnx.update(model, restore(state, current | found))
+        return
+    _check_shapes(key, path, shapes)
     chosen = [
         (place, variable)
         for place, variable in nnx.to_flat_state(state)
@@ -88,19 +94,29 @@ def _read(config: Any, model: Any, key: str, path: str, wanted: Callable[[str], 
     nnx.update(model, restore(state, current | read_variables(config, key, path, like)))
 
 
+def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts an array that every host has read on the devices."""
+    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+
+
 def check_first_adapters(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Checks the checkpoint of adapters that training starts from, without reading an array.
+    """Checks the adapters that training starts from, without reading an array.
 
     Args:
       config: MaxText's, validated.
       shapes: variable of the model -> shape.
 
     Raises:
-      ConfigError: it is no checkpoint of a run, or has other adapters, or another alpha.
+      ConfigError: they are no checkpoint of a run or directory of PEFT, are others than those of
+        the model, or have another alpha.
     """
     if (found := first_weights.chosen_adapters(config.get_keys())) is None:
         return
-    _check_shapes(*found, {name: shape for name, shape in shapes.items() if is_adapter(name)})
+    expected = {name: shape for name, shape in shapes.items() if is_adapter(name)}
+    if first_weights.is_peft(*found):
+        peft.check(config, found[1], expected)
+        return
+    _check_shapes(*found, expected)
     base_of(found[1], *found).check_alpha(config)
 
 
@@ -151,8 +167,8 @@ def _check_base(
         # Of rlax eval the checkpoint is another run's.
         taken = config.load_full_state_path or f"{config.checkpoint_dir.rstrip('/')}/newest"
         known = base_of(taken, BASE_KEY, path)
-    elif taken := config.lora.lora_restore_path:
-        known = base_of(taken, _ADAPTERS_KEY, taken)
+    elif (taken := config.lora.lora_restore_path) and not first_weights.is_peft(peft.KEY, taken):
+        known = base_of(taken, peft.KEY, taken)
     else:
         known = None
     if known is not None:

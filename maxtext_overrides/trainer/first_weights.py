@@ -24,6 +24,7 @@ _KEYS = ("load_parameters_path", "load_full_state_path")
 _ORBAX_FILES = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "checkpoint")
 _OTHER_TREES = ("model_params", "model")  # names by which MaxText knows checkpoints of its SFT
 _MOST_NAMES = 3  # in a message
+_ADAPTERS_KEY, _ADAPTER_CONFIG = "lora.lora_restore_path", "adapter_config.json"  # the file: PEFT's
 
 
 def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -46,7 +47,7 @@ def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
 def chosen_adapters(keys: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns the key that names the first adapters, and its path; None as in ``chosen``."""
     path = _adapters(keys).get("lora_restore_path")
-    return ("lora.lora_restore_path", str(path)) if path and not _continues(keys) else None
+    return (_ADAPTERS_KEY, str(path)) if path and not _continues(keys) else None
 
 
 def _adapters(keys: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -62,8 +63,15 @@ def _continues(keys: Mapping[str, Any]) -> bool:
     return files.is_local and bool(files.names("checkpoints"))
 
 
+def is_peft(key: str, path: str) -> bool:
+    """True if a key names adapters in a directory of PEFT, and not in a checkpoint."""
+    return key == _ADAPTERS_KEY and (Path(path) / _ADAPTER_CONFIG).is_file()
+
+
 def check_place(key: str, path: str, scan_layers: bool | None) -> None:
     """Checks that a local directory is a checkpoint with the layers as in the config.
+
+    One of PEFT passes: ``models.peft`` checks it.
 
     Args:
       key: config key that names the directory.
@@ -73,6 +81,8 @@ def check_place(key: str, path: str, scan_layers: bool | None) -> None:
     Raises:
       ConfigError: it is not; proposes the checkpoint that is probably meant.
     """
+    if is_peft(key, path):
+        return
     given = Path(path)
     step = given.parent if given.name == "items" else given
     places = (given, given / "items", step)
@@ -135,10 +145,10 @@ def check_converted(key: str, path: str, config: Config) -> None:
     """
     from maxtext_overrides.models import agreement, convert, huggingface_config
 
-    given = Path(path)
-    home = given.parents[1] if given.name == "items" else given.parent
+    if (home := convert.home_of(path)) is None:
+        return
     described = home / convert.SIDE_FILES / side_files.CONFIG
-    if "://" in path or not ((home / convert.RECORD).is_file() and described.is_file()):
+    if not described.is_file():
         return
     model = huggingface_config.architecture(huggingface_config.read(described), described)
     for name, (wanted, found) in agreement.differences(model, config).items():

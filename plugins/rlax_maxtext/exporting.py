@@ -22,38 +22,39 @@ from rlax_plugin.api import (
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config
-    from maxtext_overrides.models.reading import StoredWeights
+    from maxtext_overrides.models.merged import RecordedBase
+    from maxtext_overrides.models.reading import StoredWeights, Weights
 
 _TOKENIZER = "tokenizer_path"
 
 
 def export_model(
     context: BuildContext,
-    weights: str | Callable[[], dict[str, np.ndarray]],
+    weights: Weights,
     out: Path,
     dtype: str,
     most_bytes: int,
+    peft: bool,
 ) -> Exported:
     """See ``Trainer.export_model``."""
     from maxtext_overrides.config.loading import load_to_check, passed_on
     from maxtext_overrides.models import export
     from maxtext_overrides.models.maxtext_keys import of_maxtext
-    from maxtext_overrides.models.merged import recorded_base
     from maxtext_overrides.models.reading import opened
 
     given = given_config(context)
     with passed_on(given):
         config = load_to_check(given)
+    if peft:
+        return _export_adapters(context, config, weights, out, dtype)
     of_maxtext(config)  # first: no tokenizer would help a model that cannot be exported
     tokenizer = _tokenizer(context, config.vocab_size)
     model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
     stored = opened(weights)
     if config.lora.enable_lora:
-        checkpoint = weights if isinstance(weights, str) else ""
-        if not checkpoint and (recorded := recorded_base(context.run_url)) is not None:
-            recorded.check_alpha(config)
-        stored = _merged(config, stored, checkpoint, is_version=not checkpoint)
-    export.check_weights(model.variables, stored)
+        recorded = _recorded(context, config, weights)
+        stored = _merged(config, stored, recorded if isinstance(weights, str) else None)
+    export.check_weights(model.variables, stored.shapes)
     with new_directory("--out", out) as directory:
         files = export.write(directory, model, stored, dtype, most_bytes)
     notes = [
@@ -64,6 +65,40 @@ def export_model(
         files,
         notes if model.made else (),
     )
+
+
+def _export_adapters(
+    context: BuildContext, config: Config, weights: Weights, out: Path, dtype: str
+) -> Exported:
+    from maxtext_overrides.models import peft
+    from maxtext_overrides.models.reading import opened
+
+    if not config.lora.enable_lora:
+        reason = "is of adapters, and this run has none (lora.enable_lora): export the whole model"
+        raise ConfigError("--peft", True, reason)
+    _recorded(context, config, weights)
+    stored = opened(weights)
+    with new_directory("--out", out) as directory:
+        files = peft.write(directory, config, stored, dtype)
+    rank, alpha = config.lora.lora_rank, config.lora.lora_alpha
+    return Exported(f"adapters, rank {rank}, alpha {alpha:g}, {dtype}", files)
+
+
+def _recorded(context: BuildContext, config: Config, weights: Weights) -> RecordedBase | None:
+    """Reads what is known of the base of adapters.
+
+    Raises:
+      ConfigError: the base of a checkpoint is not known, or its alpha is not the config's.
+    """
+    from maxtext_overrides.models.merged import base_of, recorded_base
+
+    is_version = not isinstance(weights, str)
+    found = (
+        recorded_base(context.run_url) if is_version else base_of(weights, "checkpoint", weights)
+    )
+    if found is not None:
+        found.check_alpha(config)
+    return found
 
 
 def converter(config: Any) -> Conversion:
@@ -83,34 +118,31 @@ def converter(config: Any) -> Conversion:
         dtypes = {name: np.dtype(array.dtype) for name, array in arrays.items()}
         weights: StoredWeights = HeldWeights(dict(arrays))
         if config.lora.enable_lora:
-            weights = _merged(config, weights, is_version=True)
+            weights = _merged(config, weights)
         write_version(out, model, weights, dtypes, wrote)
 
     return convert
 
 
 def _merged(
-    config: Config, stored: StoredWeights, checkpoint: str = "", *, is_version: bool
+    config: Config, stored: StoredWeights, recorded: RecordedBase | None = None
 ) -> StoredWeights:
     """The weights with their adapters added.
 
     Args:
-      checkpoint: path or URL of the checkpoint that they are of.
-      is_version: True if they have the base, too, as a weight version and no checkpoint has.
+      recorded: the base of a checkpoint's adapters; None: a weight version, which has it.
 
     Raises:
       ConfigError: the base is not known, or they have no adapters of it.
     """
-    from maxtext_overrides.models.merged import MergedWeights, base_of
+    from maxtext_overrides.models.merged import MergedWeights
     from maxtext_overrides.models.reading import Checkpoint
 
-    base, path, recorded = stored, config.load_parameters_path, None
-    if not is_version:
+    base, path = stored, config.load_parameters_path
+    if recorded is not None:
         if not path:
             reason = "must be set: a checkpoint has adapters only, and this is where their base is"
             raise ConfigError("load_parameters_path", path, reason)
-        recorded = base_of(checkpoint, "checkpoint", checkpoint)
-        recorded.check_alpha(config)
         base = Checkpoint(path)
     return MergedWeights(base, stored, config, recorded)
 

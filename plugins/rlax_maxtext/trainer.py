@@ -448,11 +448,12 @@ class MaxTextTrainer(Trainer):
         out: Path,
         dtype: Literal["float32", "bfloat16"],
         most_bytes: int,
+        peft: bool,
     ) -> Exported:
         """See ``Trainer``."""
         from rlax_maxtext.exporting import export_model
 
-        return export_model(self._context, weights, out, dtype, most_bytes)
+        return export_model(self._context, weights, out, dtype, most_bytes, peft)
 
     def converter(self) -> Conversion:
         """See ``Trainer``."""

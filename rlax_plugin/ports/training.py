@@ -182,6 +182,7 @@ class Trainer(ABC):
         out: Path,
         dtype: Literal["float32", "bfloat16"],
         most_bytes: int,
+        peft: bool,
     ) -> Exported:
         """Writes a model and its tokenizer in a form that ``transformers`` loads.
 
@@ -192,6 +193,7 @@ class Trainer(ABC):
           out: new directory; it appears once all files are written, or not at all.
           dtype: dtype of the tensors.
           most_bytes: maximum size of a file of weights.
+          peft: True writes only low-rank adapters, as a directory of PEFT.
 
         Raises:
           ConfigError: the model or its tokenizer cannot be exported, or the weights are not those

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_models
+from safetensors.numpy import load_file
 from test_adapters import LORA
 from test_trainer_plugin import FakePort, saving, trainer
 from tiny_loop import TINY, VOCAB, Recorder, train
@@ -102,6 +103,24 @@ def test_an_export_adds_the_adapters_with_their_own_rank(run, tmp_path):
     a_ir, b_ro = (adapter[f"{name}_lora_{half}"][:, 1] for half in "ab")
     np.testing.assert_allclose(found.T, run.base[name][:, 1] + 2 * a_ir @ b_ro, atol=1e-6)
     assert np.abs(a_ir @ b_ro).max() > 1e-4
+
+
+def test_an_export_for_peft_has_the_adapters_alone(run, tmp_path):
+    source = find_source(str(run.directory / "tiny/checkpoints/1"), None, ())
+    export(source, str(tmp_path / "out"), dtype="float32", most_bytes=2**30, peft=True)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    found = load_file(tmp_path / "out/adapter_model.safetensors")
+    adapter = run.port.weights[2][1]["adapter"]
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
+    a_ir, b_ro = (
+        adapter[f"decoder.layers.self_attention.query.kernel_lora_{half}"][:, 1] for half in "ab"
+    )
+    np.testing.assert_array_equal(found[name.format("A")], a_ir.T)
+    np.testing.assert_array_equal(found[name.format("B")], 4 * b_ro.T)  # heads are 16 wide
+    assert len(found) == 2 * 2 * 7
 
 
 @pytest.mark.parametrize(

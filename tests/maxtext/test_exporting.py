@@ -124,6 +124,13 @@ def test_a_model_that_was_never_converted_comes_back(run: Run, tmp_path, divides
     np.testing.assert_allclose(looking.first_logits, expected, atol=1e-5)
 
 
+def test_a_run_without_adapters_has_none_for_peft(run: Run, tmp_path) -> None:
+    source, out = find_source(f"{run.path}@0", None, ()), tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"^--peft = True: is of adapters, and this run has none"):
+        export(source, str(out), dtype="float32", most_bytes=GIB, peft=True)
+    assert not out.exists()
+
+
 def test_without_a_path_the_tokenizer_of_the_prompts_is_exported(run: Run, tmp_path) -> None:
     def reading(tokenizer: object) -> str:
         return f"rlax.prompt_source={json.dumps({'name': 'jsonl', 'tokenizer': str(tokenizer)})}"

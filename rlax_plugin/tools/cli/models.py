@@ -109,6 +109,12 @@ def export(
     shard_gb: Annotated[
         float, typer.Option(min=0.001, help="largest size of one file of weights, in GB")
     ] = 2.0,
+    peft: Annotated[
+        bool,
+        typer.Option(
+            "--peft", help="write only the low-rank adapters, as a directory that PEFT loads"
+        ),
+    ] = False,
 ) -> None:
     """Writes a model as a Hugging Face directory: safetensors, config, tokenizer, chat template.
 
@@ -123,4 +129,5 @@ def export(
 
         check_new_directory("--out", out)
         found = find_source(source, config, overrides or ())
-        export_and_show(found, out, dtype=dtype.value, most_bytes=int(shard_gb * 1e9))
+        size = int(shard_gb * 1e9)
+        export_and_show(found, out, dtype=dtype.value, most_bytes=size, peft=peft)

@@ -88,7 +88,12 @@ def _without_run(keys: str, overrides: Sequence[str]) -> ResolvedConfig:
 
 
 def export(
-    source: Source, out: str, *, dtype: Literal["float32", "bfloat16"], most_bytes: int
+    source: Source,
+    out: str,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    most_bytes: int,
+    peft: bool = False,
 ) -> tuple[str, Exported]:
     """Writes the directory.
 
@@ -96,6 +101,7 @@ def export(
       out: a local directory, which must not exist.
       dtype: data type of the tensors.
       most_bytes: maximum size of a file of weights.
+      peft: True writes only low-rank adapters, as a directory of PEFT.
 
     Returns:
       A description of the exported weights, and the written files.
@@ -105,15 +111,20 @@ def export(
     """
     check_new_directory("--out", out)
     with tempfile.TemporaryDirectory(prefix="rlax-export-") as directory:
-        return _Job(source, Path(directory)).run(Path(out), dtype, most_bytes)
+        return _Job(source, Path(directory)).run(Path(out), dtype, most_bytes, peft)
 
 
 def export_and_show(
-    source: Source, out: str, *, dtype: Literal["float32", "bfloat16"], most_bytes: int
+    source: Source,
+    out: str,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    most_bytes: int,
+    peft: bool = False,
 ) -> None:
     """Runs ``export`` and prints a summary, without the output of libraries; raises the same."""
     with tempfile.TemporaryDirectory() as directory, quiet(Path(directory, "log")) as console:
-        what, exported = export(source, out, dtype=dtype, most_bytes=most_bytes)
+        what, exported = export(source, out, dtype=dtype, most_bytes=most_bytes, peft=peft)
         size = sum(Path(out, name).stat().st_size for name in exported.files)
         count = f"{len(exported.files)} file{'s' * (len(exported.files) > 1)}"
         console.print(f"{what}: {exported.model}")
@@ -143,16 +154,16 @@ class _Job:
             reason = "does not declare converts_models: its weights cannot be exported"
             raise ConfigError("rlax.trainer.name", choice.name, reason)
 
-    def run(self, out: Path, dtype: Any, most_bytes: int) -> tuple[str, Exported]:
+    def run(self, out: Path, dtype: Any, most_bytes: int, peft: bool) -> tuple[str, Exported]:
         """Returns a description of the exported weights, and the written files."""
         target = self._source.run
         if target is None:
             path = self._source.checkpoint
-            return path, self._trainer.export_model(path, out, dtype, most_bytes)
+            return path, self._trainer.export_model(path, out, dtype, most_bytes, peft)
         thread, closing = LoopThread(), AsyncExitStack()
         try:
             what, weights = self._choose(target, thread, closing)
-            return what, self._trainer.export_model(weights, out, dtype, most_bytes)
+            return what, self._trainer.export_model(weights, out, dtype, most_bytes, peft)
         finally:
             thread.run_last(closing.aclose())
             thread.close()

@@ -267,7 +267,7 @@ def test_a_whole_file_is_read_whatever_an_old_index_says(source: Path) -> None:
 
 def test_an_adapter_beside_the_weights_is_refused(source: Path) -> None:
     (source / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"has adapter_config\.json: merge the adapter into"):
+    with pytest.raises(ConfigError, match=r"has adapter_config\.json: convert its base"):
         SafetensorsDirectory(source)
 
 

@@ -1,5 +1,6 @@
 """The table of tensors and variables, from a model's tensors to MaxText's variables and back."""
 
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -29,6 +30,39 @@ def test_every_tensor_comes_back(family: str, scanned: bool) -> None:
     exact = not family.startswith("gemma")  # where MaxText's value is rounded once more
     for name, tensor in original.items():
         np.testing.assert_allclose(again[name], tensor, atol=0 if exact else 3e-7, rtol=0)
+
+
+@pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "unscanned"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_is_laid_out_as_its_matrix(family: str, scanned: bool) -> None:
+    """The variable made of the tensors B A is the product of those made of A and of B."""
+    rank, rng = 3, np.random.default_rng(0)
+    model = architecture(tiny_models.known(family)["config"], Path("config.json"))
+    count = 0
+    for variable in variables(model, scanned):
+        if not re.search(r"\.(self_attention|mlp)[^.]*\.\w+\.kernel$", variable.name):
+            continue
+        count += len(variable.tensors)
+        outputs, inputs = variable.tensor_shape
+        halves = variable.adapter(rank)
+        assert halves[1].tensors[0].startswith("base_model.model.model.layers.")
+        shapes = {name: s for half in halves for name, s in half.tensor_shapes.items()}
+        assert set(shapes.values()) == {(rank, inputs), (outputs, rank)}
+        drawn = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+        products = {
+            name: drawn[b] @ drawn[a]
+            for name, a, b in zip(variable.tensors, *(half.tensors for half in halves), strict=True)
+        }
+        a, b = (half.of_tensors(drawn.__getitem__, FLOAT32) for half in halves)
+        whole = variable.of_tensors(products.__getitem__, FLOAT32)
+        layers_first = (np.moveaxis(x, 1, 0) if a.ndim == 3 else x for x in (a, b, whole))
+        a_ir, b_ro, whole = layers_first
+        np.testing.assert_allclose((a_ir @ b_ro).reshape(whole.shape), whole, atol=1e-5)
+        again = dict(halves[0].to_tensors(a, FLOAT32)) | dict(halves[1].to_tensors(b, FLOAT32))
+        for name, tensor in drawn.items():
+            atol = 3e-7 if variable.is_rescaled else 0
+            np.testing.assert_allclose(again[name], tensor, atol=atol, rtol=0)
+    assert count >= 4 * model.layers
 
 
 def test_a_bfloat16_export_keeps_what_gemmas_norms_multiply_by() -> None:
