@@ -36,11 +36,8 @@ def _check_start(config: PythonTestsConfig, context: BuildContext) -> None:
     if config.test_s > config.sample_s:
         raise ConfigError(f"{key}.test_s", config.test_s, "must be at most sample_s")
     if not config.allow_weak and (refusal := sandbox_layers().refusal()):
-        raise ConfigError(
-            f"{key}.allow_weak",
-            False,
-            f"{refusal}. Code that the model writes could do harm; true runs it anyway",
-        )
+        reason = f"{refusal}. Code that the model writes could do harm; true runs it anyway"
+        raise ConfigError(f"{key}.allow_weak", False, reason)
 
 
 def _check(config: PythonTestsConfig, context: BuildContext) -> CheckResult:

@@ -145,11 +145,8 @@ class WarmStart(Section):
 
     def _a_window(self) -> None:
         if self.enabled and self.pass_at_1_from > self.pass_at_1_to:
-            raise ConfigError(
-                "warm_start.pass_at_1_from",
-                self.pass_at_1_from,
-                f"must not exceed pass_at_1_to = {self.pass_at_1_to:g}",
-            )
+            reason = f"must not exceed pass_at_1_to = {self.pass_at_1_to:g}"
+            raise ConfigError("warm_start.pass_at_1_from", self.pass_at_1_from, reason)
 
 
 class MixedDemonstrations(Section):
@@ -330,8 +327,5 @@ def check_step_rows(warm: WarmStart, devices: int) -> None:
       ConfigError: they cannot.
     """
     if not warm.directory and warm.batch_rows % devices:
-        raise ConfigError(
-            f"{KEY}.warm_start.batch_rows",
-            warm.batch_rows,
-            f"must be a multiple of {devices} devices",
-        )
+        reason = f"must be a multiple of {devices} devices"
+        raise ConfigError(f"{KEY}.warm_start.batch_rows", warm.batch_rows, reason)

@@ -317,11 +317,8 @@ def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict
     for key, value in new.items():
         old = merged.get(key)
         if isinstance(old, list) and isinstance(value, Mapping):
-            raise ConfigError(
-                f"{prefix}{key}",
-                value,
-                f"is a list, which can only be set as a whole: {prefix}{key}=[...]",
-            )
+            reason = f"is a list, which can only be set as a whole: {prefix}{key}=[...]"
+            raise ConfigError(f"{prefix}{key}", value, reason)
         # Another name is another part: the options of the old one go with it.
         known = _name(old, f"{prefix}{key}")
         renamed = isinstance(value, Mapping) and not _one_name(value.get("name", known), known)

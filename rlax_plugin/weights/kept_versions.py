@@ -149,10 +149,8 @@ def is_in(places: Collection[str], path: str) -> bool:
     # As it is written: were the same directory another path too, it might be deleted by that.
     if parent in places and name not in ("", ".", "..") and posixpath.join(parent, name) == path:
         return True
-    log.warning(
-        "%s is said to belong to a version of this run, and is left alone: it lies elsewhere",
-        one_line(path, 500),
-    )
+    message = "%s is said to belong to a version of this run, and is left alone: it lies elsewhere"
+    log.warning(message, one_line(path, 500))
     return False
 
 

@@ -404,14 +404,11 @@ class Dispatcher(FleetListener):
             log.warning("%s answered %s after all, too late", call.worker.name, key)
             return
         self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
-        log.warning(
+        message = (
             "%s answered %s after all, %.3g s without progress: too late for "
-            "rlax.deadlines.group_s = %g",
-            call.worker.name,
-            key,
-            needed_s,
-            self._deadlines.group_s,
+            "rlax.deadlines.group_s = %g"
         )
+        log.warning(message, call.worker.name, key, needed_s, self._deadlines.group_s)
 
     def _take(self, heard: Heard, call: Call) -> None:
         """Ends the request's ticket, or notes its progress.

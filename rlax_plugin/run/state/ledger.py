@@ -202,10 +202,8 @@ class Ledger:
             self._empty()
             for segment, crc32c in segments:
                 last = self._insert([(e, ev.encode(e)) for e in segment.events])
-                self._db.execute(
-                    "INSERT INTO commits VALUES (?, ?, ?, ?)",
-                    (segment.number, crc32c, segment.step, last),
-                )
+                statement = "INSERT INTO commits VALUES (?, ?, ?, ?)"
+                self._db.execute(statement, (segment.number, crc32c, segment.step, last))
 
     def turns(self) -> list[RecordedTurn]:
         """Returns turns of groups that are not scored, in the order of their events."""
@@ -239,9 +237,9 @@ class Ledger:
     def _insert(self, news: Iterable[tuple[ev.Event, str]]) -> int:
         """Inserts events; returns the id of the last event."""
         now = time.time()
+        statement = "INSERT INTO events (at, event, group_id, body) VALUES (?, ?, ?, ?)"
         self._db.executemany(
-            "INSERT INTO events (at, event, group_id, body) VALUES (?, ?, ?, ?)",
-            [(now, ev.kind(e), ev.group_of(e), line) for e, line in news],
+            statement, [(now, ev.kind(e), ev.group_of(e), line) for e, line in news]
         )
         (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
         return last

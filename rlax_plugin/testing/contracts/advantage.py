@@ -42,10 +42,8 @@ def check_advantage(trial: Trial, part: Inspection) -> None:
         for of in (outcomes(MIXED), alone):  # alone: groups of which one sample was scored
             advantages = computed(of)
             shapes = (of.lengths_n.shape, of.mask_nt.shape)
-            require(
-                advantages.shape in shapes,
-                f"shape {advantages.shape} for {len(of.rewards_n)} samples",
-            )
+            message = f"shape {advantages.shape} for {len(of.rewards_n)} samples"
+            require(advantages.shape in shapes, message)
             finite = np.isfinite(_tokens(advantages, of)).all()
             require(finite, f"rewards {of.rewards_n} get {advantages.reshape(-1)}")
         probe(slot, 4)
@@ -72,10 +70,8 @@ def check_advantage(trial: Trial, part: Inspection) -> None:
             computed(replace(clean, token_rewards_nt=paid_nt, values_nt=values_nt))
             for values_nt in (np.where(clean.mask_nt, 0.2, beyond) for beyond in (0.0, 9.0))
         )
-        require(
-            np.array_equal(_tokens(first, clean), _tokens(second, clean)),
-            "values behind a sample's end change its advantages",
-        )
+        message = "values behind a sample's end change its advantages"
+        require(np.array_equal(_tokens(first, clean), _tokens(second, clean)), message)
     if isinstance(slot, Imitation) and slot.imitates:
         with part.rule(
             "an advantage that imitates is never below 0",
@@ -95,10 +91,8 @@ def check_advantage(trial: Trial, part: Inspection) -> None:
             rewards[: _SIZES[0]] = reward
             of = outcomes(rewards)
             largest = np.abs(computed(of)[of.group_n == 0]).max()
-            require(
-                largest == 0,
-                f"{_SIZES[0]} rewards of {reward:.6g} get advantages up to {largest:.3g}",
-            )
+            message = f"{_SIZES[0]} rewards of {reward:.6g} get advantages up to {largest:.3g}"
+            require(largest == 0, message)
 
 
 def _compared_with(computed: AdvantageSlot) -> str | None:

@@ -58,10 +58,8 @@ def check_signal(trial: Trial, part: Inspection) -> None:
         second.start(_model(_SAVED), _SAVED)
         found = second.complete(_model(_SAVED), STEPS, _batch(STEPS))
         for name in signal.arrays:
-            require(
-                np.array_equal(found[name], completed[name], equal_nan=True),
-                f"{name} of step {STEPS} is not what it was without a restart",
-            )
+            message = f"{name} of step {STEPS} is not what it was without a restart"
+            require(np.array_equal(found[name], completed[name], equal_nan=True), message)
         require(again.metrics == signal.metrics, f"{again.metrics} is not {signal.metrics}")
 
 

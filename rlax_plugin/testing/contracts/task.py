@@ -38,10 +38,8 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
             for prompt in found:
                 tokens = prompt.tokens
                 right = isinstance(tokens, np.ndarray) and tokens.dtype == np.int32
-                require(
-                    right and tokens.ndim == 1 and len(tokens) > 0,
-                    f"in split {split!r} {prompt.text!r} has tokens {tokens!r}",
-                )
+                message = f"in split {split!r} {prompt.text!r} has tokens {tokens!r}"
+                require(right and tokens.ndim == 1 and len(tokens) > 0, message)
             splits[split] = found
     if not part.sound:
         return

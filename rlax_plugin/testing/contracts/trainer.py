@@ -77,10 +77,8 @@ def check_training(
         port = make_port(stop_after=1)
         make_trainer().run(port)
         port.close()
-        require(
-            port.last_step == 1,
-            f"a stop was requested in step 1, but it ended after {port.last_step}",
-        )
+        message = f"a stop was requested in step 1, but it ended after {port.last_step}"
+        require(port.last_step == 1, message)
         saved = ("before_checkpoint", 1) in port.calls
         require(saved, f"no before_checkpoint(1) among {port.calls}")
     if not part.sound:

@@ -136,11 +136,8 @@ def _empty(directory: Path) -> None:
     make_private(directory)
     check_private("--out", str(directory), directory)
     if others := sorted({path.name for path in directory.iterdir()} - _OURS):
-        raise ConfigError(
-            "--out",
-            str(directory),
-            f"is not empty (it contains {others[0]}): give an empty directory",
-        )
+        reason = f"is not empty (it contains {others[0]}): give an empty directory"
+        raise ConfigError("--out", str(directory), reason)
     for path in directory.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -206,41 +206,33 @@ class Contents:
     def _check_versions(self, group: int, step: int, oldest: int, newest: int) -> None:
         if self._limits.logged:
             if (oldest, newest) != (NO_VERSION, NO_VERSION):
-                self._findings.violation(
-                    Rule.MIXED_VERSIONS,
+                message = (
                     f"group {group} trains at step {step} with tokens of versions {oldest} to "
-                    f"{newest}: expected {NO_VERSION}, as those of logged samples",
-                    step=step,
-                    group=group,
+                    f"{newest}: expected {NO_VERSION}, as those of logged samples"
                 )
+                self._findings.violation(Rule.MIXED_VERSIONS, message, step=step, group=group)
             return
         if newest >= step:
-            self._findings.violation(
-                Rule.FUTURE_VERSION,
+            message = (
                 f"group {group} trains at step {step} with tokens of version {newest}: expected "
-                f"at most {step - 1}",
-                step=step,
-                group=group,
+                f"at most {step - 1}"
             )
+            self._findings.violation(Rule.FUTURE_VERSION, message, step=step, group=group)
         if step - oldest > (limit := self._limits.max_staleness):
-            self._findings.violation(
-                Rule.TOO_STALE,
+            message = (
                 f"group {group} trains at step {step} with tokens of version {oldest}: expected a "
-                f"staleness of at most {limit}, found {step - oldest}",
-                step=step,
-                group=group,
+                f"staleness of at most {limit}, found {step - oldest}"
             )
+            self._findings.violation(Rule.TOO_STALE, message, step=step, group=group)
 
     def _check_unchanged(self, recorded: RecordedGroup, one: Alive, step: int | None) -> None:
         group = recorded.group
         if (found := _digest(recorded)) != one.digest:
-            self._findings.violation(
-                Rule.SAMPLES_CHANGED,
+            message = (
                 f"group {group.id} trains with samples of checksum {found}: expected "
-                f"{one.digest}, those of segment {one.segment}, in which it was scored",
-                step=step,
-                group=group.id,
+                f"{one.digest}, those of segment {one.segment}, in which it was scored"
             )
+            self._findings.violation(Rule.SAMPLES_CHANGED, message, step=step, group=group.id)
 
     # --- a group that was scored ---------------------------------------------------------------
 

@@ -109,11 +109,8 @@ class History:
 
     def _issued(self, event: ev.Issued) -> None:
         if event.first != self.next_id:
-            self._findings.violation(
-                Rule.ISSUE_ORDER,
-                f"expected group {self.next_id} to be issued next, found group {event.first}",
-                group=event.first,
-            )
+            message = f"expected group {self.next_id} to be issued next, found group {event.first}"
+            self._findings.violation(Rule.ISSUE_ORDER, message, group=event.first)
         for prompt in event.prompts:
             self.alive[self.next_id] = Alive(prompt, event.min_version)
             self._ends.append(0)
@@ -193,12 +190,9 @@ class History:
         one = self._open(event.group, what, if_ended=Rule.ENDED_TWICE)
         if one is None:
             return
-        if one.generated is None and (event.scored or event.rejected is None):
-            self._findings.violation(
-                Rule.WRONG_ORDER,
-                f"group {event.group} is scored: expected it to be generated before",
-                group=event.group,
-            )
+        if one.generated is None:
+            message = f"group {event.group} is scored: expected it to be generated before"
+            self._findings.violation(Rule.WRONG_ORDER, message, group=event.group)
         one.scored, one.segment = event, self._segment
         self.scored[event.group] = one
         if event.rejected is not None:
@@ -207,11 +201,8 @@ class History:
 
     def _dropped(self, event: ev.Dropped) -> None:
         if not event.reason.strip():
-            self._findings.violation(
-                Rule.DROPPED_WITHOUT_REASON,
-                f"group {event.group} is dropped: expected a reason, found none",
-                group=event.group,
-            )
+            message = f"group {event.group} is dropped: expected a reason, found none"
+            self._findings.violation(Rule.DROPPED_WITHOUT_REASON, message, group=event.group)
         one = self.alive.get(event.group)
         if one is not None and one.scored is None:
             self._dropped_open(event.group, one)
@@ -284,13 +275,11 @@ class History:
                 return
             if not one.overtaken:
                 one.overtaken = True
-                self._findings.violation(
-                    Rule.LOST_GROUP,
+                message = (
                     f"expected the oldest groups first, found group {youngest} trained at step "
-                    f"{step} while group {group} is {self._state(group)}",
-                    step=step,
-                    group=group,
+                    f"{step} while group {group} is {self._state(group)}"
                 )
+                self._findings.violation(Rule.LOST_GROUP, message, step=step, group=group)
 
     def _open(self, group: int, what: str, if_ended: Rule = Rule.WRONG_ORDER) -> Alive | None:
         """Returns the group if it waits to be scored; reports a violation otherwise."""
@@ -351,11 +340,8 @@ class History:
             )
         digest, before = self._published.get(version, (event.digest, -1))
         if before == restarts:
-            self._findings.violation(
-                Rule.PUBLISHED_TWICE,
-                f"version {version} is published again: expected a restart in between",
-                step=version,
-            )
+            message = f"version {version} is published again: expected a restart in between"
+            self._findings.violation(Rule.PUBLISHED_TWICE, message, step=version)
         elif digest != event.digest:
             self._findings.warning(
                 f"segment {self._segment}: version {version} was published again with other "

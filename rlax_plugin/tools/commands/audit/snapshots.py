@@ -69,10 +69,8 @@ class Snapshots:
     def end(self, last_segment: int) -> None:
         """Reports snapshots whose segment is missing."""
         for snapshot in self._waiting:
-            self._differs(
-                snapshot.step,
-                f"expected a journal up to segment {snapshot.segment}, found {last_segment}",
-            )
+            message = f"expected a journal up to segment {snapshot.segment}, found {last_segment}"
+            self._differs(snapshot.step, message)
         for step, problem in self._damaged:
             self._differs(step, problem)
 
