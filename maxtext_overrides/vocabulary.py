@@ -264,11 +264,7 @@ def tiled_outputs(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tiled(
-    head: Head,
-    hidden_bte: jax.Array,
-    weights: jax.Array,
-    targets_bt: jax.Array,
-    temperature: Any,
+    head: Head, hidden_bte: jax.Array, weights: jax.Array, targets_bt: jax.Array, temperature: Any
 ) -> TokenOutputs:
     return _merged(head, hidden_bte, weights, targets_bt, _value(temperature)).outputs
 

@@ -66,8 +66,7 @@ class CalculatorConfig(Section):
         "stop string of the prompt source, before which the text of an answer ends",
     )
     result: str = Field(
-        default="=",
-        description="text that the policy is given before the value of its expression",
+        default="=", description="text that the policy is given before the value of its expression"
     )
     after: str = Field(default="=", description="text that is given behind the value")
     max_calls: PositiveInt = Field(

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CommandError",
-    "ConfigError",
-    "DeadlineError",
-    "RlaxError",
-    "Run",
-    "open",
-    "train",
-]
+__all__ = ["CommandError", "ConfigError", "DeadlineError", "RlaxError", "Run", "open", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -81,13 +81,7 @@ from rlax_plugin.data.prompts.text_source import TextRow, TextSource, model_toke
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.curation import Filter, PassRates, Sampler
-from rlax_plugin.ports.environment import (
-    Answer,
-    Environment,
-    EpisodeLimit,
-    Outcome,
-    Session,
-)
+from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
@@ -146,12 +140,7 @@ from rlax_plugin.training.objective.advantages import (
     reads_values,
 )
 from rlax_plugin.training.objective.arrays import ArraySpec
-from rlax_plugin.training.objective.batches import (
-    ARRAYS,
-    DEMONSTRATED,
-    TEMPERATURE,
-    device_arrays,
-)
+from rlax_plugin.training.objective.batches import ARRAYS, DEMONSTRATED, TEMPERATURE, device_arrays
 from rlax_plugin.training.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,

@@ -14,11 +14,7 @@ from typing import Any
 import jax
 
 from maxtext_overrides import adapters
-from maxtext_overrides.compiling.measured import (
-    bytes_per_device,
-    compile_measured,
-    flops_per_token,
-)
+from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured, flops_per_token
 from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.trainer import loss as rl_loss

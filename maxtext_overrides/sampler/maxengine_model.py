@@ -235,11 +235,7 @@ class MaxEngineModel:
         return joined_prefill.places(self._axes[path])
 
     def fan_out(
-        self,
-        caches: Caches,
-        prefix: Caches,
-        source_b: jax.Array,
-        fresh: jax.Array,
+        self, caches: Caches, prefix: Caches, source_b: jax.Array, fresh: jax.Array
     ) -> Caches:
         """Writes each prompt's caches into its slots; the rules are those of MaxEngine's insert.
 

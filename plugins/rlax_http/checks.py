@@ -97,10 +97,7 @@ def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
 
 
 def _result(
-    ask: Callable[[float], Coroutine[Any, Any, Score]],
-    context: BuildContext,
-    key: str,
-    url: str,
+    ask: Callable[[float], Coroutine[Any, Any, Score]], context: BuildContext, key: str, url: str
 ) -> CheckResult:
     """Returns the result of one request to a server."""
     begun_s = time.monotonic()

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from rlax_jetstream.compiling import compile_programs
 from rlax_jetstream.options import JetstreamConfig
-from rlax_plugin.api import (
-    BuildContext,
-    CheckResult,
-    Extension,
-    RolloutEngine,
-    hookimpl,
-)
+from rlax_plugin.api import BuildContext, CheckResult, Extension, RolloutEngine, hookimpl
 
 
 def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:

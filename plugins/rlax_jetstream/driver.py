@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_jetstream.replies import Replies, RequestError
-from rlax_plugin.api import (
-    Job,
-    Key,
-    Request,
-    RlaxError,
-    SamplingParams,
-    one_line,
-    stop_strings_of,
-)
+from rlax_plugin.api import Job, Key, Request, RlaxError, SamplingParams, one_line, stop_strings_of
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine

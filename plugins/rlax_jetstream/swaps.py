@@ -146,11 +146,7 @@ def laid_out(
         with generating():
             return slots.fingerprints(read, made_by)
 
-    return replace(
-        loaded,
-        fingerprints=fingerprints,
-        discard=functools.partial(discard, arrays),
-    )
+    return replace(loaded, fingerprints=fingerprints, discard=functools.partial(discard, arrays))
 
 
 def _decode_greedy(

@@ -52,10 +52,7 @@ class NumberTasks(TextSource):
     def __init__(self, config: NumberTasksConfig, tokenizer: Tokenizer):
         chat = config.form == "chat"
         super().__init__(
-            tokenizer,
-            chat=chat,
-            system=config.system,
-            stop_strings=() if chat else ("\n",),
+            tokenizer, chat=chat, system=config.system, stop_strings=() if chat else ("\n",)
         )
         self._config, self._row = config, self._chat_row if chat else self._text_row
 

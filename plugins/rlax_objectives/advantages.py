@@ -147,8 +147,7 @@ class Whitening(Section):
         "weight; none: no whitening",
     )
     ddof: Literal[0, 1] = Field(
-        1,
-        description="in the variance, the divisor is the number of tokens or samples minus ddof",
+        1, description="in the variance, the divisor is the number of tokens or samples minus ddof"
     )
     epsilon: NonNegative = Field(1e-8, description="keeps the std above 0; epsilon_rule says how")
     epsilon_rule: Literal["add", "floor", "add_to_std"] = Field(

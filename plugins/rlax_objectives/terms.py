@@ -81,9 +81,7 @@ class SequenceRatio(Section):
 
         ratio_bt, (least, most) = self._ratio(inputs), self._bounds(inputs)
         return jnp.where(
-            inputs.advantages_bt >= 0,
-            jnp.minimum(ratio_bt, most),
-            jnp.maximum(ratio_bt, least),
+            inputs.advantages_bt >= 0, jnp.minimum(ratio_bt, most), jnp.maximum(ratio_bt, least)
         )
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:

@@ -73,8 +73,7 @@ class Pieces:
         memory = self._sharding.memory_kind
         shards = [
             jax.device_put(
-                self._buffers[bounds],
-                jax.sharding.SingleDeviceSharding(device, memory_kind=memory),
+                self._buffers[bounds], jax.sharding.SingleDeviceSharding(device, memory_kind=memory)
             )
             for bounds, devices in self._devices.items()
             for device in devices

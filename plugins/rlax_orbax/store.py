@@ -27,12 +27,7 @@ from orbax import checkpoint as ocp
 from rlax_orbax.layout import ARRAY_FILE, METADATA_FILE, Layout, array_spec, decode, encode
 from rlax_orbax.pieces import Pieces, Writing, layouts_of, nbytes_of, own_pieces, shares_chunks
 from rlax_orbax.time_left import IO_ERRORS, Clock, read_error, write_error
-from rlax_plugin.api import (
-    Arrays,
-    WeightsError,
-    WeightStore,
-    alternatives,
-)
+from rlax_plugin.api import Arrays, WeightsError, WeightStore, alternatives
 
 T = TypeVar("T")
 

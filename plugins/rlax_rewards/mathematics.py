@@ -14,14 +14,7 @@ import re
 
 from pydantic import Field
 
-from rlax_plugin.api import (
-    BuildContext,
-    LimitedFunction,
-    OverLimitError,
-    Prompt,
-    Reward,
-    Score,
-)
+from rlax_plugin.api import BuildContext, LimitedFunction, OverLimitError, Prompt, Reward, Score
 from rlax_rewards.answers import PLACES, AnswerConfig, Place, answer_in
 from rlax_rewards.budget import CpuBudget, check_budget
 

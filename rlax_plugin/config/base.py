@@ -150,8 +150,7 @@ class FunctionChoice(Choice):
     """
 
     function: Annotated[str, AfterValidator(function_text)] = Field(
-        default="",
-        description="in place of name: a function, FILE.py:NAME or package.module:NAME",
+        default="", description="in place of name: a function, FILE.py:NAME or package.module:NAME"
     )
 
     @model_validator(mode="before")

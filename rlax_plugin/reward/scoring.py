@@ -280,11 +280,7 @@ class PlayJob(Job):
     plays = True
 
     def __init__(
-        self,
-        prompt: Prompt,
-        played: PlayedEpisode,
-        limit_s: float,
-        reward_limit: float = math.inf,
+        self, prompt: Prompt, played: PlayedEpisode, limit_s: float, reward_limit: float = math.inf
     ):
         self._reward_limit = reward_limit
         self._questions: set[asyncio.Task[None]] = set()

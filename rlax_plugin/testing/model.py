@@ -35,11 +35,7 @@ class BigramView(ModelView):
     """
 
     def __init__(
-        self,
-        weights: policy.Weights,
-        version: int,
-        temperature: float | None,
-        part_rows: int = 0,
+        self, weights: policy.Weights, version: int, temperature: float | None, part_rows: int = 0
     ):
         self._weights, self.version = weights, version
         self._temperature, self._part_rows = temperature, part_rows

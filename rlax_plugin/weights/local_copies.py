@@ -217,11 +217,7 @@ class Download:
             self._index, self._offset = self._index + 1, 0
 
     async def _reason(
-        self,
-        error: grpc.aio.AioRpcError,
-        client: ParameterServerClient,
-        held: Held,
-        rpc_s: float,
+        self, error: grpc.aio.AioRpcError, client: ParameterServerClient, held: Held, rpc_s: float
     ) -> str:
         """A text on a failed call that may be repeated; raises if it may not."""
         why = describe(error, (rpc_s, "rlax.deadlines.rpc_s"))

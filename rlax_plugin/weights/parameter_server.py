@@ -232,9 +232,7 @@ class ParameterServer(rpc.ParameterServerServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         self._arm()
         return pb.AcquireReply(
-            lease=lease.id,
-            lease_s=self._table.lease_s,
-            version=version_to_proto(lease.read),
+            lease=lease.id, lease_s=self._table.lease_s, version=version_to_proto(lease.read)
         )
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:

@@ -36,14 +36,7 @@ from rlax_plugin.base.files import faults
 from rlax_plugin.base.files.faults import FaultPoint
 from rlax_plugin.base.liveness.activity import Activity, Failures, ends_at
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import (
-    BASE,
-    SAFETENSORS,
-    Canary,
-    TensorSpec,
-    VersionPart,
-    WeightVersion,
-)
+from rlax_plugin.base.types import BASE, SAFETENSORS, Canary, TensorSpec, VersionPart, WeightVersion
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import NewWeights
 from rlax_plugin.weights import converting

@@ -70,11 +70,7 @@ class SharedWrites:
     """
 
     def __init__(
-        self,
-        store: WeightStore,
-        hosts: int,
-        loop: asyncio.AbstractEventLoop,
-        deadline_s: float,
+        self, store: WeightStore, hosts: int, loop: asyncio.AbstractEventLoop, deadline_s: float
     ):
         self._store, self._hosts = store, hosts
         self._loop, self._deadline_s = loop, deadline_s

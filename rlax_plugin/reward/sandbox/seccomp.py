@@ -68,11 +68,7 @@ def steps(architecture: str) -> list[Step]:
         (LOAD, 0, 0, AT_NUMBER),
     ]
     for first, last in _ranges(column):
-        found += [
-            (JUMP_AT_LEAST, 0, 2, first),
-            (JUMP_ABOVE, 1, 0, last),
-            (RETURN, 0, 0, ALLOW),
-        ]
+        found += [(JUMP_AT_LEAST, 0, 2, first), (JUMP_ABOVE, 1, 0, last), (RETURN, 0, 0, ALLOW)]
     for numbers, place, values in calls.BY_ARGUMENT.values():
         found += [
             (JUMP_EQUAL, 0, 2 * len(values) + 2, numbers[column]),

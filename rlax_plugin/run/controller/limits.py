@@ -74,11 +74,7 @@ def counted(reasons: Counter[str]) -> str:
 
 
 def too_few_accepted(
-    step: int,
-    issued: int,
-    rule: BatchRule,
-    ready: ReadyGroups,
-    scored: Sequence[Judged],
+    step: int, issued: int, rule: BatchRule, ready: ReadyGroups, scored: Sequence[Judged]
 ) -> TrainingError:
     """Returns the error of a step that exceeds ``rlax.curation.max_refill``.
 

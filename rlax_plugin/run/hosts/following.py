@@ -162,10 +162,7 @@ class HostZero:
         return DeadlineError(f"an answer of host 0 at {self._address}", given_s, _HOST_S)
 
     async def _call[T](
-        self,
-        ask: Callable[[float], Awaitable[T]],
-        limit_s: float,
-        again_s: float | None = None,
+        self, ask: Callable[[float], Awaitable[T]], limit_s: float, again_s: float | None = None
     ) -> T:
         """Makes a call, and makes it again for a while if host 0 cannot be reached.
 

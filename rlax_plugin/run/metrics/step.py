@@ -226,9 +226,7 @@ def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns metrics of turns and of the environment's input; includes rejected episodes."""
     turns = [[turn for one in e.trajectories for turn in one.turns] for e in episodes]
     given = sum(len(turn.given) for later in turns for turn in later[1:])
-    metrics = {
-        "episode/given_tokens": float(given),
-    }
+    metrics = {"episode/given_tokens": float(given)}
     if turns:
         metrics["episode/turns_mean"] = float(np.mean([len(of_one) for of_one in turns]))
     return metrics

@@ -102,11 +102,7 @@ def follow(
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
-    with (
-        quiet(log_path),
-        announced(state_dir, "host", str(place.index)) as mark,
-        Watchdog(mark),
-    ):
+    with quiet(log_path), announced(state_dir, "host", str(place.index)) as mark, Watchdog(mark):
         seeker = Seeker(
             config, state_dir, place, controller, token_file, shared=files, origin=origin
         )

@@ -115,13 +115,7 @@ class GenerationStart:
         callers = self.secrets.callers()
         self._callers = callers
         identity = served_identity(network.tls, self.secrets.identity, network.place.reached_at)
-        self._upkeep = Upkeep(
-            self.secrets,
-            callers,
-            identity,
-            note=note,
-            on_rotated=self._rotated,
-        )
+        self._upkeep = Upkeep(self.secrets, callers, identity, note=note, on_rotated=self._rotated)
         self._ring: Path | None = None
         self._server, self.address = listen(
             network.host,

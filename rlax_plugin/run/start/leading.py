@@ -83,10 +83,7 @@ def wait_for_hosts(leader: Leader, thread: LoopThread, startup_s: float) -> None
 
 @contextmanager
 def led(
-    leader: Leader | None,
-    on_stop: Callable[[int, str], None],
-    thread: LoopThread,
-    within_s: float,
+    leader: Leader | None, on_stop: Callable[[int, str], None], thread: LoopThread, within_s: float
 ) -> Iterator[None]:
     """Passes on the other hosts' requests to stop, and tells them when no orders follow.
 

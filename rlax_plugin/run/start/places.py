@@ -38,12 +38,7 @@ class Places:
         """Number of hosts."""
         return self.hosts or 1
 
-    def train(
-        self,
-        config: str,
-        overrides: Sequence[str],
-        wanted: str | None,
-    ) -> int:
+    def train(self, config: str, overrides: Sequence[str], wanted: str | None) -> int:
         """Trains as this process; returns the exit status.
 
         Args:

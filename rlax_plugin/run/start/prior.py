@@ -76,10 +76,7 @@ def first_rates(
     """
     curation = section.curation
     table = PassRateTable(
-        len(prompts),
-        curation.pass_rate_half_life,
-        curation.prior_samples,
-        curation.prior_rate,
+        len(prompts), curation.pass_rate_half_life, curation.prior_samples, curation.prior_rate
     )
     if not (prior := curation.prior).path:
         return table

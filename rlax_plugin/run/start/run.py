@@ -178,12 +178,7 @@ class _Run:
     """One process's part of a run: the parts that it has started, and their end."""
 
     def __init__(
-        self,
-        setup: RunSetup,
-        console: Console,
-        began_s: float,
-        observed: ObservedRun,
-        lease: Lease,
+        self, setup: RunSetup, console: Console, began_s: float, observed: ObservedRun, lease: Lease
     ):
         self._setup, self._console, self._began_s = setup, console, began_s
         self._observed, self._lease = observed, lease

@@ -118,11 +118,7 @@ class LogOrder:
         self._next = 0
 
     def choose(
-        self,
-        prompts: Sequence[Prompt],
-        rates: PassRates,
-        rng: np.random.Generator,
-        count: int,
+        self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
         chosen = [(self._next + place) % len(prompts) for place in range(count)]
         self._next = (self._next + count) % len(prompts)

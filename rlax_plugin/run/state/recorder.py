@@ -92,10 +92,7 @@ class Recorder:
         self._rows = list(rows)
 
     def add(
-        self,
-        event: ev.Event,
-        judged: Judged | None = None,
-        turns: Sequence[RecordedTurn] = (),
+        self, event: ev.Event, judged: Judged | None = None, turns: Sequence[RecordedTurn] = ()
     ) -> None:
         """Adds an event; with ``Scored`` also the group, with ``Generated`` the turns to keep.
 
@@ -195,12 +192,7 @@ class Recorder:
         if rows is not None:
             self._rows.append(rows)
 
-    def _commit(
-        self,
-        taken: _Taken,
-        step: int,
-        batch: TrainBatch | None,
-    ) -> Commit:
+    def _commit(self, taken: _Taken, step: int, batch: TrainBatch | None) -> Commit:
         if self._failed is not None:
             # A later segment would have the events of this one, but not its batch.
             raise RlaxError(f"an earlier segment was not written: {self._failed}")
@@ -210,12 +202,7 @@ class Recorder:
             self._failed = error
             raise
 
-    def _write(
-        self,
-        taken: _Taken,
-        step: int,
-        batch: TrainBatch | None,
-    ) -> Commit:
+    def _write(self, taken: _Taken, step: int, batch: TrainBatch | None) -> Commit:
         self._to_ledger(taken)
         rows = samples.joined(self._rows)
         in_batch = {group.id for group in batch.groups} if batch else set[int]()

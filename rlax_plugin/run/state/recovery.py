@@ -173,9 +173,7 @@ class Recovery:
         events, rows = self._tail
         judged = {one.group.id: one.judged for table in rows for one in from_table(table)}
         return dataclasses.replace(
-            stretch,
-            events=stretch.events + tuple(events),
-            judged={**stretch.judged, **judged},
+            stretch, events=stretch.events + tuple(events), judged={**stretch.judged, **judged}
         )
 
     def _load(self, segments: Sequence[tuple[Segment, str]]) -> ReplayInterval:

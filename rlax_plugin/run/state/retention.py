@@ -34,10 +34,7 @@ class Retaining:
     """
 
     def __init__(
-        self,
-        retention: Retention,
-        files: RunFiles,
-        checkpoints: Callable[[], Iterable[int]] | None,
+        self, retention: Retention, files: RunFiles, checkpoints: Callable[[], Iterable[int]] | None
     ):
         self._retention, self._files, self._checkpoints = retention, files, checkpoints
         self._saved: frozenset[int] = frozenset()

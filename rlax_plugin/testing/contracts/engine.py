@@ -17,12 +17,7 @@ from rlax_plugin.ports.abilities import has
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing.builders import make_request
-from rlax_plugin.testing.contracts.inspection import (
-    Inspection,
-    eventually,
-    require,
-    run_async,
-)
+from rlax_plugin.testing.contracts.inspection import Inspection, eventually, require, run_async
 from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.weights.verification import take_version
 

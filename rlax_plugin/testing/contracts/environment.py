@@ -9,13 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlax_plugin.base.types import Prompt
-from rlax_plugin.ports.environment import (
-    Answer,
-    Environment,
-    EpisodeLimit,
-    Outcome,
-    Session,
-)
+from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.reward.messages import outcome_to
 from rlax_plugin.testing.builders import make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require

@@ -10,12 +10,7 @@ import psutil
 from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.rpc.security.certificate import new_identity
 from rlax_plugin.rpc.security.secret import Secret, new_token
-from rlax_plugin.testing.contracts.inspection import (
-    Inspection,
-    eventually,
-    require,
-    run_async,
-)
+from rlax_plugin.testing.contracts.inspection import Inspection, eventually, require, run_async
 from rlax_plugin.testing.contracts.trial import Trial
 
 _START_S = 1.0  # until a process appears, if it starts any

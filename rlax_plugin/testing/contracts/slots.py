@@ -294,8 +294,7 @@ def _check_loss(part: Inspection, slots: ObjectiveSlots, add_up: str) -> None:
     if expected is None:
         return
     with part.rule(
-        "uneven micro-batches add up to the whole: sums of losses over the sum of weights",
-        add_up,
+        "uneven micro-batches add up to the whole: sums of losses over the sum of weights", add_up
     ):
         pieces = [value(clean.only(rows)) for rows in _PIECES]
         added = _Value(*(np.sum([getattr(p, f) for p in pieces], axis=0) for f in _Value._fields))

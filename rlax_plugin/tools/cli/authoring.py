@@ -65,8 +65,7 @@ def check_plugin(
     ],
     *,
     plugin: Annotated[
-        list[str] | None,
-        typer.Option(help="another plug-in that this one needs; may be repeated"),
+        list[str] | None, typer.Option(help="another plug-in that this one needs; may be repeated")
     ] = None,
     options: Annotated[
         list[str] | None,
@@ -76,8 +75,7 @@ def check_plugin(
         ),
     ] = None,
     deadline: Annotated[
-        float,
-        typer.Option(min=1, metavar="SECONDS", help="time limit for the check of each part"),
+        float, typer.Option(min=1, metavar="SECONDS", help="time limit for the check of each part")
     ] = 90.0,
 ) -> None:
     """Checks every part of a plug-in against the contract of its kind.

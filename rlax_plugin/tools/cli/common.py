@@ -49,19 +49,11 @@ app = typer.Typer(
 )
 
 Config = Annotated[
-    str,
-    typer.Argument(metavar="CONFIG", help="MaxText config (.yml) with a section rlax:"),
+    str, typer.Argument(metavar="CONFIG", help="MaxText config (.yml) with a section rlax:")
 ]
-Version = Annotated[
-    int | None,
-    typer.Option(min=0, help="weight version; default: the newest"),
-]
+Version = Annotated[int | None, typer.Option(min=0, help="weight version; default: the newest")]
 CheckpointStep = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="step of a checkpoint, to measure it instead of a version",
-    ),
+    int | None, typer.Option(min=0, help="step of a checkpoint, to measure it instead of a version")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Overrides = Annotated[
@@ -73,8 +65,7 @@ Overrides = Annotated[
 ]
 
 Run = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="directory of a run: a path or a URL such as gs://..."),
+    str, typer.Argument(metavar="RUN", help="directory of a run: a path or a URL such as gs://...")
 ]
 
 

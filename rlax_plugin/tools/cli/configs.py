@@ -120,7 +120,7 @@ def check(
         float | None,
         typer.Option(
             help="--compile: time limit in seconds for the trainer's program, and for a worker's "
-            "programs; default: 1800",
+            "programs; default: 1800"
         ),
     ] = None,
     numerics: Annotated[
@@ -286,7 +286,7 @@ def prompts(
     out: Annotated[
         str | None,
         typer.Option(
-            help="--contamination: Parquet file of the prompts found, for rlax curate --without",
+            help="--contamination: Parquet file of the prompts found, for rlax curate --without"
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
@@ -337,8 +337,7 @@ def prompts(
 @command(CONFIGURE, "rlax plugins configs/demo.yml")
 def plugins(
     config: Annotated[
-        str | None,
-        typer.Argument(metavar="CONFIG", help="config whose parts are listed first"),
+        str | None, typer.Argument(metavar="CONFIG", help="config whose parts are listed first")
     ] = None,
     overrides: Overrides = None,
     *,
@@ -384,7 +383,7 @@ def explain(
     plugin: Annotated[
         list[str] | None,
         typer.Option(
-            help="module to load although it is not installed as a plug-in; may be repeated",
+            help="module to load although it is not installed as a plug-in; may be repeated"
         ),
     ] = None,
     markdown: Annotated[

@@ -35,23 +35,19 @@ def evaluate(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            help="evaluation set of the config; may be repeated; default: all sets",
+            "--set", help="evaluation set of the config; may be repeated; default: all sets"
         ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
             help="split of the main set: test or validation; of a table of pass rates, the split "
-            "whose prompts are measured, by default train",
+            "whose prompts are measured, by default train"
         ),
     ] = None,
     problems: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="number of problems, for sets that do not set their own number",
-        ),
+        typer.Option(min=1, help="number of problems, for sets that do not set their own number"),
     ] = None,
     samples: Annotated[
         int | None,
@@ -62,14 +58,13 @@ def evaluate(
         ),
     ] = None,
     k: Annotated[
-        list[int] | None,
-        typer.Option("--k", min=1, help="k of pass@k; may be repeated"),
+        list[int] | None, typer.Option("--k", min=1, help="k of pass@k; may be repeated")
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
             help="file of the result; default: RUN/evaluation/eval-VERSION.json. A new file that "
-            "ends in .parquet gets a table of pass rates",
+            "ends in .parquet gets a table of pass rates"
         ),
     ] = None,
     as_json: AsJson = False,
@@ -129,9 +124,7 @@ def curate(
     ] = False,
     without: Annotated[
         str | None,
-        typer.Option(
-            help="file of rlax prompts --contamination whose prompts are dropped",
-        ),
+        typer.Option(help="file of rlax prompts --contamination whose prompts are dropped"),
     ] = None,
 ) -> None:
     """Keeps the prompts whose measured pass rates lie in a range.

@@ -103,8 +103,7 @@ def export(
         Dtype, typer.Option(help="of the tensors; bfloat16 takes half the space")
     ] = Dtype.float32,
     config: Annotated[
-        str | None,
-        typer.Option(help="file (.yml) with MaxText's keys of a checkpoint's model"),
+        str | None, typer.Option(help="file (.yml) with MaxText's keys of a checkpoint's model")
     ] = None,
     shard_gb: Annotated[
         float, typer.Option(min=0.001, help="largest size of one file of weights, in GB")

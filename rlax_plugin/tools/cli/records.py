@@ -10,10 +10,7 @@ import typer
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.tools.cli.common import LOOK, RUN_FAILED, Run, command, exit_status
 
-Out = Annotated[
-    str | None,
-    typer.Option("--out", metavar="FILE", help="file to write the page to"),
-]
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="file to write the page to")]
 
 
 @command(LOOK, "rlax report runs/demo --watch")
@@ -125,14 +122,13 @@ def replay(
     run: Run,
     *,
     to: Annotated[
-        int | None,
-        typer.Option(min=1, help="last step to replay; default: the last recorded one"),
+        int | None, typer.Option(min=1, help="last step to replay; default: the last recorded one")
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
             help="local directory for the replay's files, which is emptied first; default: "
-            "RUN/replay, or ./replay-NAME for a run on an object store",
+            "RUN/replay, or ./replay-NAME for a run on an object store"
         ),
     ] = None,
 ) -> None:

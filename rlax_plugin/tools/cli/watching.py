@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.tools.cli.common import (
-    LOOK,
-    RUN_FAILED,
-    AsJson,
-    Run,
-    command,
-    exit_status,
-)
+from rlax_plugin.tools.cli.common import LOOK, RUN_FAILED, AsJson, Run, command, exit_status
 
 
 @command(LOOK, "rlax status runs/demo")
@@ -21,8 +14,7 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
-            help="directory of a run on this machine; not needed with --controller",
+            metavar="[RUN]", help="directory of a run on this machine; not needed with --controller"
         ),
     ] = None,
     *,
@@ -73,8 +65,7 @@ def doctor(
     run: Run,
     *,
     stacks: Annotated[
-        bool,
-        typer.Option("--stacks", help="print the whole stacks of all processes of the run"),
+        bool, typer.Option("--stacks", help="print the whole stacks of all processes of the run")
     ] = False,
     bundle: Annotated[
         str | None,

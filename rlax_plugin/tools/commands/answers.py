@@ -50,8 +50,7 @@ class Answers:
         "exact_match",
     )
     question: str = _choice(
-        "",
-        "column of the question in this data; empty: the one named question, prompt or the like",
+        "", "column of the question in this data; empty: the one named question, prompt or the like"
     )
     reference: str = _choice(
         "", "column of the right answer in this data; empty: the one named answer or the like"

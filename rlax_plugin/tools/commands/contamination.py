@@ -33,10 +33,7 @@ _LONGEST = 300  # characters of a text that is shown
 
 
 def contamination(
-    config: ResolvedConfig,
-    words: int | None,
-    out: str | None,
-    progress: Callable[[str, int], None],
+    config: ResolvedConfig, words: int | None, out: str | None, progress: Callable[[str, int], None]
 ) -> dict[str, Any]:
     """Looks for contaminated prompts, and writes a file of them if ``out`` is given.
 

@@ -23,12 +23,7 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import load_section, overridden
 from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.run.metrics.names import METRICS, STAGES, Metric
-from rlax_plugin.testing.objectives import (
-    evaluate_objective,
-    section_of,
-    slots_of,
-    unused_arrays,
-)
+from rlax_plugin.testing.objectives import evaluate_objective, section_of, slots_of, unused_arrays
 from rlax_plugin.tools.commands import listing
 from rlax_plugin.tools.commands.reference import (
     PARTS,

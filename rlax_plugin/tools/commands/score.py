@@ -22,14 +22,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import harmless, one_line, storable
 from rlax_plugin.base.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.config import (
-    SINGLE_TURN,
-    Choice,
-    NonNegativeInt,
-    RlaxSection,
-    Section,
-    last_of,
-)
+from rlax_plugin.config import SINGLE_TURN, Choice, NonNegativeInt, RlaxSection, Section, last_of
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.data.prompts.table import with_ids
@@ -285,10 +278,7 @@ def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
 
 
 async def _scores(
-    pool: RewardPool,
-    lines: Sequence[Line],
-    prompts: Sequence[Prompt],
-    source: _Source,
+    pool: RewardPool, lines: Sequence[Line], prompts: Sequence[Prompt], source: _Source
 ) -> list[Score | Unscored]:
     groups: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):

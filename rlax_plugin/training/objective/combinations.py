@@ -12,12 +12,7 @@ from typing import Any, get_args
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.training.objective import adaptive_kl
-from rlax_plugin.training.objective.inputs import (
-    Imitation,
-    Ratio,
-    RatioFactor,
-    StaleCorrection,
-)
+from rlax_plugin.training.objective.inputs import Imitation, Ratio, RatioFactor, StaleCorrection
 from rlax_plugin.training.objective.slots import ObjectiveSlots
 from rlax_plugin.training.objective.weighing import counts_kept
 

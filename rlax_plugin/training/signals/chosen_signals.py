@@ -21,9 +21,7 @@ def needed_signals(slots: ObjectiveSlots) -> tuple[str, ...]:
 
 
 def chosen_signals(
-    context: BuildContext,
-    advantages: AdvantageSlot,
-    needed: Collection[str] = (),
+    context: BuildContext, advantages: AdvantageSlot, needed: Collection[str] = ()
 ) -> dict[str, BatchSignal]:
     """Builds the signals of a run.
 

@@ -30,11 +30,7 @@ _LEFT_OUT = "rewards.log"  # rewards print what they like, such as answers
 
 
 def write_bundle(
-    path: Path,
-    run: RunFiles,
-    state_dir: Path,
-    evidence: Evidence,
-    stacks: Mapping[Mark, str],
+    path: Path, run: RunFiles, state_dir: Path, evidence: Evidence, stacks: Mapping[Mark, str]
 ) -> Path:
     """Writes a ``.tar.gz`` that only this user can read; returns its path.
 

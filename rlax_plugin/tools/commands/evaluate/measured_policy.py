@@ -177,11 +177,7 @@ class Policy:
 
     @contextmanager
     def served(
-        self,
-        console: Console,
-        signals: Signals,
-        *,
-        show: bool = True,
+        self, console: Console, signals: Signals, *, show: bool = True
     ) -> Iterator[tuple[LoopThread, Session, Waiting]]:
         """Starts everything from the reward processes to the workers, and stops it at the end.
 

@@ -19,13 +19,7 @@ import numpy as np
 
 from rlax_plugin.base.errors import ConfigError, RlaxError, WeightsMismatchError
 from rlax_plugin.base.processes.inside import Lines, answer_once
-from rlax_plugin.base.types import (
-    NATIVE,
-    SAFETENSORS,
-    TrainBatch,
-    VersionPart,
-    WeightVersion,
-)
+from rlax_plugin.base.types import NATIVE, SAFETENSORS, TrainBatch, VersionPart, WeightVersion
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_process, resolved

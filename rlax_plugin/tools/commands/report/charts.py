@@ -154,11 +154,7 @@ def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Se
         _rollouts_and_data(runs, curated),
         staleness,
         time,
-        Section(
-            "Further metrics",
-            *_others(runs, ()),
-            about="what plug-ins report, and the rest",
-        ),
+        Section("Further metrics", *_others(runs, ()), about="what plug-ins report, and the rest"),
     ]
     return [section for section in found if section]
 
@@ -308,12 +304,7 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
 
 
 def _with_intervals(
-    found: Sequence[Measured],
-    name: str,
-    group: str,
-    look: dict[str, str],
-    percent: bool,
-    run: int,
+    found: Sequence[Measured], name: str, group: str, look: dict[str, str], percent: bool, run: int
 ) -> go.Scatter:
     scale, unit = (100, " %") if percent else (1, "")
     value = scale * np.array([m.estimate.value for m in found])

@@ -120,8 +120,7 @@ def read_answered(files: RunFiles) -> dict[str, Answered]:
         prompts = recorded_digests(files)
         return {
             name: Answered(
-                prompts[name],
-                tuple(passed / after.sets[name]["pass_at_1"].n for passed in counts),
+                prompts[name], tuple(passed / after.sets[name]["pass_at_1"].n for passed in counts)
             )
             for name, counts in after.passed.items()
             if name in prompts and counts and "pass_at_1" in after.sets[name]
