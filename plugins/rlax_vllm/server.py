@@ -283,6 +283,8 @@ def _chunk(line: str, vocabulary: int) -> Chunk:
     """
     try:
         said = json.loads(line.removeprefix("data: "))
+        if "error" in said:
+            raise WorkerError(f"vLLM ended a sample: {one_line(str(said['error']), _LINE)}")
         (choice,) = said["choices"]
         tokens = choice["token_ids"]
         content = choice["logprobs"]["content"]

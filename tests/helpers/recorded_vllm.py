@@ -199,6 +199,10 @@ class RecordedVllm:
             if finish:
                 spans = [{"version": label, "start": 0, "end": count}] if count else []
                 choice |= {"finish_reason": finish, "weight_versions": spans}
+            if "core ended" in self.faults:
+                error = {"message": "EngineCore encountered an issue.", "code": 500}
+                yield f"data: {json.dumps({'error': error})}\n\n"
+                return
             if "nested" in self.faults:
                 yield f"data: {'[' * 100_000}\n\n"
             while "no tokens" in self.faults:

@@ -172,6 +172,7 @@ FAULTS = {
     "gap in versions": "vLLM generated with weights",
     "another version": "vLLM generated with weights",
     "infinite span": "vLLM's stream cannot be right: OverflowError",
+    "core ended": "vLLM ended a sample: .*EngineCore encountered an issue",
     "nested": "vLLM's stream cannot be right: RecursionError",
     "finish without reason": "vLLM says stop",
     "stream ends early": "ended the answer of a sample",
