@@ -146,7 +146,7 @@ class Turn:
       reply: the caller's, to be set before it waits: what all who ask for the turn wait for.
       signatures: of the whole chat; () for token ids and texts.
       done: True if it was answered.
-      lost: True if its client had gone.
+      clients: number of those that wait for it or have got it; 0: all had gone before.
     """
 
     kind: Kind
@@ -160,7 +160,7 @@ class Turn:
     reply: Any = None
     signatures: Sequence[Signature] = ()
     done: bool = False
-    lost: bool = False
+    clients: int = 1
 
     def encoded(self, source: PromptSource) -> np.ndarray:
         """Returns the tokens of ``given``, int32 [length].
@@ -285,9 +285,9 @@ class Conversations:
         self._named = {name: one for name, one in self._named.items() if one is not turn}
 
     def lost(self, turns: Sequence[Turn]) -> None:
-        """Says that the client has gone without the answer, which it may ask for again."""
+        """Says that a client has gone without the answer, which it may ask for again."""
         for turn in turns:
-            turn.lost = True
+            turn.clients -= 1
 
     # --- whether it was sent before --------------------------------------------------------------
 
@@ -296,14 +296,14 @@ class Conversations:
         requests = self._asked.get(key, [])
         if asked.id:
             requests = [one for one in requests if one[0] is self._named.get(asked.id)]
-        lost = next((one for one in requests if one[0].lost), None)
+        lost = next((one for one in requests if not one[0].clients), None)
         if not requests or (lost is None and not asked.retry and not asked.id):
             return None
         # Of several equal ones, that whose client has gone, then one that has no answer yet.
         waiting = (one for one in requests if not all(turn.done for turn in one))
         found = lost or next(waiting, requests[-1])
         for turn in found:
-            turn.lost = False
+            turn.clients += 1
         return found
 
     # --- where it belongs ------------------------------------------------------------------------
