@@ -54,7 +54,7 @@ class Parts:
         self.turn = asyncio.Lock()
         self.asked: list[Request] = []
 
-    async def submit(self, request: Request) -> Completed:
+    async def submit(self, request: Request, expected_tokens: float = 0.0) -> Completed:
         async with self.turn:
             await asyncio.sleep(0.001)
         self.asked.append(request)
@@ -138,7 +138,7 @@ class Watched(Parts):
         self.arrays.append(weakref.ref(values))
         return values
 
-    async def submit(self, request: Request) -> Completed:
+    async def submit(self, request: Request, expected_tokens: float = 0.0) -> Completed:
         assert request.min_version == 5 + max(0, request.key.turn - 1)
         samples = []
         for seed in request.seeds:
