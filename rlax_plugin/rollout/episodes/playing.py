@@ -96,6 +96,7 @@ class Playing(PlayedEpisode):
       known: other turns that an earlier process sampled.
       vocabulary: vocabulary size, which token ids must be below; 0: unknown.
       ask: requests the sampling of a turn.
+      keep: returns what is kept of a sample, once its answer is made.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class Playing(PlayedEpisode):
         log: TurnLog,
         known: Sequence[tuple[Key, Turn]] = (),
         vocabulary: int = 0,
+        keep: Callable[[Sampled], Sampled] = lambda sampled: sampled,
     ):
         assert key.sample is not None
         self._section, self._source, self.key = section, source, key
-        self._first, self._ask, self._log = first, ask, log
+        self._first, self._ask, self._log, self._keep = first, ask, log, keep
         self.index = key.sample
         self._vocabulary = vocabulary or _MOST_TOKENS
         self._known = {(key.trajectory, key.turn): turn for key, turn in known}
@@ -248,8 +250,12 @@ class Playing(PlayedEpisode):
             if turn is None:
                 most = min(self._section.rollouts.max_new_tokens, left, most_tokens or left)
                 oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
-                turn = Turn(tokens, await self._ask(key, context, most, oldest))
+                sampled = await self._ask(key, context, most, oldest)
+                answer, turn = self._answer(sampled), Turn(tokens, self._keep(sampled))
+                del sampled
                 self._log.sampled(key, turn)
+            else:
+                answer = self._answer(turn.sampled)
             if self._section.deterministic:
                 held[place] = turn
                 await earlier.wait()
@@ -260,7 +266,7 @@ class Playing(PlayedEpisode):
         self._order.append(place)
         turns.append(turn)
         self._newest, self._last = turn, trajectory
-        return self._answer(turn.sampled)
+        return answer
 
     def _discard(self) -> None:
         """Discards recorded later turns."""

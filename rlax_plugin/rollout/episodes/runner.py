@@ -210,8 +210,6 @@ class _Group:
         ]
         began_s = time.perf_counter()
         scores = await self._scores(playing, episodes, outcomes)
-        if not self._trains:
-            episodes = tuple(map(_without_logprobs, episodes))
         return ScoredEpisodes(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
 
     def _playing(
@@ -227,6 +225,7 @@ class _Group:
             ask=self._ask,
             log=self._log,
             known=known,
+            keep=(lambda sampled: sampled) if self._trains else _light,
             vocabulary=self._runner.vocabulary,
         )
 
@@ -248,7 +247,7 @@ class _Group:
             completed = await self._runner.ask(request)
         self._workers |= dict.fromkeys(completed.workers)
         (sampled,) = completed.samples
-        return sampled if self._trains else replace(_light(sampled), logprobs=sampled.logprobs)
+        return sampled
 
     async def _scores(
         self,
@@ -276,14 +275,6 @@ class _Group:
 _WITHOUT_TURN = Unscored(
     "the environment ended it without having the policy sample anything", Ending.WITHOUT_TURN
 )
-
-
-def _without_logprobs(episode: Episode) -> Episode:
-    trajectories = [
-        replace(one, turns=tuple(replace(t, sampled=_light(t.sampled)) for t in one.turns))
-        for one in episode.trajectories
-    ]
-    return replace(episode, trajectories=tuple(trajectories))
 
 
 def _light(sampled: Sampled) -> Sampled:
