@@ -122,6 +122,7 @@ from rlax_plugin.rollout.batching.decode_engine import (
 from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.rollout.batching.waited_for import AllWaitedFor, WaitedFor
+from rlax_plugin.rollout.http.episode import Access, EpisodeDoor
 from rlax_plugin.rpc.transport.doors import client_channel
 from rlax_plugin.run.metrics.tracking import (
     BackgroundTracker,

@@ -1,8 +1,13 @@
-"""Rewards computed by a server: ``http_verifier`` and ``llm_judge``. See docs/judges.md."""
+"""Parts that ask a server.
+
+Rewards: ``http_verifier`` and ``llm_judge``, see docs/judges.md. Environment: ``http``, see
+docs/environments.md.
+"""
 
 from __future__ import annotations
 
 from rlax_http.checks import check_judge, check_server, check_verifier
+from rlax_http.environment import Harness, HarnessConfig
 from rlax_http.judge import JudgeConfig, LlmJudge
 from rlax_http.verifier import HttpVerifier, VerifierConfig
 from rlax_plugin.api import Extension, hookimpl
@@ -16,3 +21,8 @@ def rlax_register_reward() -> dict[str, Extension]:
         ),
         "llm_judge": Extension(JudgeConfig, LlmJudge, check=check_judge, check_start=check_server),
     }
+
+
+@hookimpl
+def rlax_register_environment() -> dict[str, Extension]:
+    return {"http": Extension(HarnessConfig, Harness, check_start=check_server)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlax_http.failures import ServerError
 from rlax_http.judge import JudgeConfig, LlmJudge
-from rlax_http.server import ServerConfig, choices_of, socket_problem
+from rlax_http.server import AddressConfig, ServerConfig, choices_of, socket_problem
 from rlax_http.verifier import HttpVerifier, VerifierConfig, sample_of
 from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score, is_loopback
 
@@ -25,7 +25,7 @@ TRIAL = (
 _WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)  # HTTP status that a config is the cause of
 
 
-def check_server(config: ServerConfig, context: BuildContext) -> CheckResult:
+def check_server(config: AddressConfig, context: BuildContext) -> CheckResult:
     """Checks before a start that the key exists, and who else could get it.
 
     Raises:
@@ -113,6 +113,8 @@ def _result(
     return CheckResult(says={"server": said})
 
 
-def _place(config: ServerConfig, context: BuildContext) -> str:
-    """Returns the dotted key of the reward that has these options."""
+def _place(config: AddressConfig, context: BuildContext) -> str:
+    """Returns the dotted key of the part that has these options."""
+    if not isinstance(config, ServerConfig):
+        return "rlax.environment"
     return next((key for key, _ in choices_of(config, context)), "rlax.rewards")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
-from rlax_http.server import ApiKey, ServerConfig, socket_problem
+from rlax_http.server import AddressConfig, ApiKey, ServerConfig, socket_problem
 from rlax_plugin.api import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-After
@@ -47,13 +47,13 @@ class Client:
     """Sends JSON to a server and receives JSON; for use in one event loop.
 
     Args:
-      config: limits, and the header that carries the key.
+      config: the header that carries the key, and limits, if it has some.
       url: address of every request.
       key: may be empty.
       processes: number of processes that share the limit of requests at a time.
     """
 
-    def __init__(self, config: ServerConfig, url: str, key: ApiKey, *, processes: int = 1):
+    def __init__(self, config: AddressConfig, url: str, key: ApiKey, *, processes: int = 1):
         import httpx  # takes a while, and not every process needs it
 
         self._httpx, self._config, self._url, self._key = httpx, config, url, key
@@ -74,7 +74,9 @@ class Client:
         )
         never = http.cookiejar.DefaultCookiePolicy(allowed_domains=[])
         self._http.cookies.jar.set_policy(never)
-        self._slots = asyncio.Semaphore(max(1, config.concurrency // processes))
+        limited = config if isinstance(config, ServerConfig) else None
+        self._request_s = limited and limited.request_s
+        self._slots = asyncio.Semaphore(max(1, limited.concurrency // processes if limited else 1))
         self._failed = 0  # attempts since the last answer
         self._failing_since_s = 0.0
         self._last: ServerError | None = None
@@ -126,8 +128,11 @@ class Client:
             said = f"{self._url} gave no answer within {limit_s:.2g} s ({how})"
             raise ServerError(said, passes=True) from None
 
-    async def once(self, body: Any, limit_s: float) -> Reply:
+    async def once(self, body: Any, limit_s: float | None) -> Reply:
         """Sends a request one time.
+
+        Args:
+          limit_s: time limit; None: the caller has one.
 
         Raises:
           ServerError: there was no answer.
@@ -155,7 +160,7 @@ class Client:
         return max(own_s, min(error.after_s, left_s / 2))
 
     async def _attempt(self, content: bytes) -> Any:
-        httpx, url, limit_s = self._httpx, self._url, self._config.request_s
+        httpx, url, limit_s = self._httpx, self._url, self._request_s
         # Another user may have put a socket there since the start.
         if self._config.socket and (why := socket_problem(self._config.socket)):
             raise ServerError(f"the socket {self._config.socket}: {why}", passes=False)

@@ -126,8 +126,8 @@ def socket_problem(path: str) -> str | None:
     return None
 
 
-class ServerConfig(Section):
-    """Options of every reward that asks a server."""
+class AddressConfig(Section):
+    """Options of everything that asks a server."""
 
     socket: PathText = Field(
         default="",
@@ -144,14 +144,6 @@ class ServerConfig(Section):
         default="Authorization", description="HTTP header in which the key is sent"
     )
     key_prefix: str = Field(default="Bearer ", description="text before the key in that header")
-    concurrency: PositiveInt = Field(
-        default=32,
-        description="requests that are under way at the same time; the reward processes share them",
-    )
-    request_s: Seconds = Field(
-        default=60.0,
-        description="limit for one request; it is repeated if rlax.deadlines.reward_s leaves time",
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -205,6 +197,19 @@ class ServerConfig(Section):
             raise ConfigError(name, where, reason)
         learn_secrets({"key": value})
         return ApiKey(value)
+
+
+class ServerConfig(AddressConfig):
+    """Options of every reward that asks a server."""
+
+    concurrency: PositiveInt = Field(
+        default=32,
+        description="requests that are under way at the same time; the reward processes share them",
+    )
+    request_s: Seconds = Field(
+        default=60.0,
+        description="limit for one request; it is repeated if rlax.deadlines.reward_s leaves time",
+    )
 
 
 def choices_of(config: ServerConfig, context: BuildContext) -> list[tuple[str, Any]]:

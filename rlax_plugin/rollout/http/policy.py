@@ -35,6 +35,7 @@ class Refused(Exception):
       status: HTTP status.
       kind: OpenAI's type of the error.
       param: name of the field that is refused; None: none is to blame.
+      code: OpenAI's code of the error; None: that of the status.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Refused(Exception):
         status: int = 400,
         kind: RefusalType = "invalid_request_error",
         param: str | None = None,
+        code: str | None = None,
     ):
         super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
+        self.status, self.kind, self.param, self.code = status, kind, param, code
 
 
 @dataclass(frozen=True, slots=True)

@@ -412,7 +412,7 @@ def error_body(error: Refused) -> dict[str, Any]:
             "message": str(error),
             "type": error.kind,
             "param": error.param,
-            "code": told,
+            "code": error.code or told,
         }
     }
 

@@ -1,0 +1,129 @@
+"""The environment ``http``: a program behind a URL plays episodes by OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlax_http.client import Client, names_of
+from rlax_http.failures import ServerError
+from rlax_http.server import AddressConfig, check_url
+from rlax_plugin.api import BuildContext, Environment, EpisodeDoor, Outcome, Prompt, Session
+
+_USABLE = 0.9  # part of ``rlax.deadlines.episode_s``; the rest leaves time to say why
+_WAIT_S = 1.0  # between two tries to reach the program
+_FIELDS = ("reward", "rewards", "text", "ended", "metrics")
+
+
+class HarnessConfig(AddressConfig):
+    """A program plays each episode, and samples the policy's turns by OpenAI's API.
+
+    The program gets one POST for each episode, and answers it once the episode is over.
+    """
+
+    url: str = Field(default=..., description="address to which each episode is sent by POST")
+    reference: bool = Field(
+        default=False, description="true: the program is also sent the prompt's reference"
+    )
+    tool_calls: Literal["auto", "none", "hermes", "llama3", "pythonic"] = Field(
+        default="auto",
+        description="form in which the model writes calls of tools; auto: as its chat template "
+        "writes them; none: they stay content",
+    )
+
+    def check_together(self) -> None:
+        check_url("url", self.url)
+
+
+class Harness(Environment):
+    """Waits for the program while it plays; what it replies is checked here.
+
+    A program that cannot be reached is waited for until it has begun to play. What ends it later
+    leaves the episode without a score.
+    """
+
+    begins = "play"
+
+    def __init__(self, config: HarnessConfig, context: BuildContext):
+        self._config, self._section = config, context.section
+        key = "rlax.environment.tool_calls"
+        self._door = EpisodeDoor(context, config.tool_calls, key)
+        self._key = config.key()
+        self._client: Client | None = None
+
+    async def play(self, prompt: Prompt, session: Session) -> Outcome:
+        if self._client is None:
+            self._client = Client(self._config, self._config.url, self._key)
+        client = self._client
+        async with self._door.open(session) as access:
+            body: dict[str, Any] = {
+                "task": prompt.id,
+                "text": prompt.text,
+                "metadata": dict(prompt.metadata),
+                "base_url": access.base_url,
+                "api_key": access.api_key,
+                "model": access.model,
+            }
+            if self._config.reference:
+                body["reference"] = prompt.reference
+            until_s = time.monotonic() + _USABLE * self._section.deadlines.episode_s
+            while True:
+                try:
+                    # Its time is the episode's, which stands still while the policy samples.
+                    reply = await client.once(body, None)
+                    break
+                except ServerError as error:
+                    late = time.monotonic() + _WAIT_S > until_s
+                    if access.used or late or not error.passes:
+                        raise
+                await asyncio.sleep(_WAIT_S)
+            requests = {f"requests_{kind}": float(n) for kind, n in access.requests.items()}
+        return self._outcome(client, reply.content, requests)
+
+    def _outcome(self, client: Client, given: Any, requests: Mapping[str, float]) -> Outcome:
+        """Returns what a program has replied.
+
+        Raises:
+          ServerError: it is no outcome.
+        """
+
+        def wrong(what: str) -> ServerError:
+            return ServerError(f"{self._config.url} replied {what}", passes=False)
+
+        if not isinstance(given, Mapping):
+            raise wrong(f"{client.shown(names_of(given))}: it must be an object")
+        if unknown := sorted(set(given) - set(_FIELDS)):
+            known = ", ".join(_FIELDS)
+            raise wrong(f"the unknown field {client.shown(unknown[0])!r}: there are {known}")
+        found = {name: value for name, value in given.items() if value is not None}
+        reward, rewards = found.get("reward"), found.get("rewards")
+        if reward is None and rewards is None and not self._section.rewards:
+            raise wrong("neither reward nor rewards, and rlax.rewards is empty")
+        if not isinstance(rewards, list | None) or not all(map(_is_number, rewards or ())):
+            raise wrong("rewards that are no list of finite numbers, one for each answer")
+        if reward is not None and not _is_number(reward):
+            raise wrong("a reward that is no finite number")
+        text, ended = found.get("text"), found.get("ended", "done")
+        if not isinstance(text, str | None):
+            raise wrong("a text that is no text")
+        if ended not in ("done", "cut"):
+            raise wrong("an ended that is neither done nor cut")
+        metrics = found.get("metrics", {})
+        if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
+            raise wrong("metrics that are no object with finite numbers")
+        own = {str(name): float(value) for name, value in metrics.items()}
+        paid = tuple(map(float, rewards or ()))
+        return Outcome(text, paid, ended, {**requests, **own}, float(reward or 0.0))
+
+
+def _is_number(value: Any) -> bool:
+    """True of a finite number that a float holds; True and False are none."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False
