@@ -62,6 +62,7 @@ class AnswerForm:
     """How the answers of a model are written; see ``form_of``.
 
     Attributes:
+      decode: text of tokens, with marks such as ``<tool_call>``, without other special tokens.
       calls: None: calls of tools are not recognised.
       thinks: True if ``<think>`` at the beginning of an answer opens its reasoning.
       opened: True if the template's beginning of an answer opens it already.

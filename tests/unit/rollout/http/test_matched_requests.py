@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,7 +19,15 @@ import pytest
 from rlax_plugin.api import PromptSource, TextRow, TextSource, Tokenizer
 from rlax_plugin.rollout.http.messages import AnswerForm, for_template, form_of
 from rlax_plugin.rollout.http.policy import Asked, AssistantMessage, Edge, Refused
-from rlax_plugin.rollout.http.sessions import Conversations, Turn, declared
+from rlax_plugin.rollout.http.sessions import (
+    EDGE_SOURCE,
+    EDGE_TYPE,
+    REQUEST_ID,
+    Conversations,
+    Kind,
+    Turn,
+    declared,
+)
 
 END, MERGED = 900, 10_000
 ROLES = {"system": 901, "user": 902, "assistant": 903, "tool": 904, "tools": 905}
@@ -239,6 +247,16 @@ def test_declared_edges_win_over_what_is_found() -> None:
         ask(found, *history, edge=Edge("continuation", "b"))
     kept = ask(found, *history, edge=Edge("continuation", "a"))
     assert kept.extends and kept.line is first.line
+
+
+def test_the_page_on_agents_has_every_kind_and_header() -> None:
+    page = (Path(__file__).parents[4] / "docs/agents.md").read_text()
+    kinds = re.findall(
+        r"^\| `([a-z]+)` \|", page.partition("counted as")[2].partition("##")[0], re.MULTILINE
+    )
+    assert sorted(kinds) == sorted(get_args(Kind))
+    headers = re.findall(r"^\| `(X-[A-Za-z-]+)` \|", page, re.MULTILINE)
+    assert [name.lower() for name in headers] == [REQUEST_ID, EDGE_TYPE, EDGE_SOURCE]
 
 
 def test_headers_declare_an_id_and_an_edge() -> None:
