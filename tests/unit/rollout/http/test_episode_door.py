@@ -1,0 +1,145 @@
+"""The door of an episode: its key, what it refuses, and what becomes of requests under way."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sections import section_with
+
+from rlax_plugin.api import EpisodeDoor
+from rlax_plugin.ports.environment import Answer, EpisodeLimit
+from rlax_plugin.testing.task import Numbers, NumbersConfig, encode
+
+
+class Talks(Numbers):
+    def encode_messages(self, messages: Any, after: Any, tools: Any = ()) -> list[int]:
+        return encode("".join(one["content"] for one in messages) + "A").tolist()
+
+
+class Context:
+    """Of a build, with the section and the prompt source that a door needs."""
+
+    run_dir = Path("/runs/mine")
+    section = section_with(
+        environment={"name": "http"},
+        rollouts={"temperature": 0.7, "max_prompt_tokens": 9},
+        episodes={"max_tokens": 40},
+    )
+
+    def part(self, *_: Any) -> Talks:
+        return Talks(NumbersConfig())
+
+
+class Session:
+    """Answers "5"; the first turn of a trajectory that begins with 9 waits for ever."""
+
+    turns_left = tokens_left = 9
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Sequence[int], int, int | None]] = []
+        self.begun: list[Sequence[int]] = []
+        self.limit = False
+
+    async def sample(self, given: Any, trajectory: int = 0, *, most_tokens: Any = None) -> Answer:
+        if self.limit:
+            raise EpisodeLimit("no further turn fits")
+        self.asked.append((given, trajectory, most_tokens))
+        if [*given[:1]] == [11]:
+            await asyncio.get_running_loop().create_future()
+        tokens, logprobs = np.array([7, 1], np.int32), np.array([-0.5, -1.5], np.float32)
+        return Answer(tokens, "5", "stop", logprobs, 3)
+
+    async def begin(self, context: Any) -> int:
+        self.begun.append(context)
+        return len(self.begun)
+
+
+async def ask(access: Any, path: str = "chat/completions", **body: Any) -> tuple[int, Any]:
+    """Status and content of the reply to a request."""
+
+    def send() -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {access.api_key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(
+            f"{access.base_url}/{path}", json.dumps(body).encode(), headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["error"]
+
+    return await asyncio.to_thread(send)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture(scope="module")
+def door() -> EpisodeDoor:
+    return EpisodeDoor(Context(), "auto", "rlax.environment.tool_calls")  # type: ignore[arg-type]
+
+
+async def test_a_history_extends_its_trajectory_and_another_one_begins(door: EpisodeDoor) -> None:
+    session = Session()
+    async with door.open(session) as access:  # type: ignore[arg-type]
+        assert not access.used and access.model == "mine"
+        status, first = await ask(access, messages=[user("1")], max_tokens=2, logprobs=True)
+        assert status == 200 and first["choices"][0]["message"]["content"] == "5"
+        content = first["choices"][0]["logprobs"]["content"]
+        assert [one["logprob"] for one in content] == [-0.5, -1.5]
+        assistant = {"role": "assistant", "content": "5"}
+        await ask(access, messages=[user("1"), assistant, user("2")])
+        await ask(access, messages=[user("3")])
+        await ask(access, "completions", prompt=[4, 5])
+        assert access.used and access.requests["extended"] == 1 and access.requests["begun"] == 3
+    first_given, then, other, tokens = session.asked
+    assert first_given == (encode("1A").tolist(), 0, 2) and then == (encode("2A").tolist(), 0, None)
+    assert other == ([], 1, None) and tokens == ([], 2, None)
+    assert session.begun == [encode("3A").tolist(), [4, 5]]
+
+
+async def test_a_key_opens_its_own_episode_only_and_only_until_it_is_over(
+    door: EpisodeDoor,
+) -> None:
+    one, two = Session(), Session()
+    async with door.open(one) as access, door.open(two) as other:  # type: ignore[arg-type]
+        assert access.base_url == other.base_url and access.api_key != other.api_key
+        await ask(access, messages=[user("1")])
+        assert one.asked and not two.asked
+        waiting = asyncio.ensure_future(ask(other, messages=[user("9")]))
+        while not two.asked:
+            await asyncio.sleep(0.01)
+    status, error = await waiting
+    assert status == 400 and error["message"] == "the episode is over"
+    for closed in (access, other):
+        status, error = await ask(closed, messages=[user("1")])
+        assert status == 401 and error["code"] == "invalid_api_key"
+
+
+async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -> None:
+    session = Session()
+    async with door.open(session) as access:  # type: ignore[arg-type]
+        said = {
+            "temperature": await ask(access, messages=[user("1")], temperature=1.0),
+            "top_p": await ask(access, messages=[user("1")], top_p=0.5),
+            "seed": await ask(access, messages=[user("1")], seed=1),
+            "stop": await ask(access, messages=[user("1")], stop=["x"]),
+            "model": await ask(access, messages=[user("1")], model="theirs"),
+        }
+        assert not session.asked
+        for field, (status, error) in said.items():
+            assert status in (400, 404) and error["param"] == field
+        assert "rlax.rollouts.temperature" in said["temperature"][1]["message"]
+        assert (await ask(access, messages=[user("1")], temperature=0.7))[0] == 200
+        session.limit = True
+        status, error = await ask(access, messages=[user("1")])
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        session.limit = False  # what failed is forgotten
+        assert (await ask(access, messages=[user("4")]))[0] == 200
