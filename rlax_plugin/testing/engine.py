@@ -48,12 +48,6 @@ class ScriptedConfig(Section):
     latency_s: NonNegative = Field(default=0.0, description="time before a group's first token")
     token_s: NonNegative = Field(default=0.0, description="time per decode step of a group")
     load_s: NonNegative = Field(default=0.0, description="time before new weights are read")
-    swap_waits: bool = Field(
-        default=False,
-        description="true: behave like an engine that holds only one set of weights. With "
-        "on_new_weights: finish, new weights then wait until the running groups end, "
-        "and no other group begins meanwhile",
-    )
     seeded: bool = Field(
         default=True,
         description="false: behave like an engine whose samples do not depend on the seed of the "
@@ -211,18 +205,12 @@ class ScriptedEngine(RolloutEngine):
         self._changed = asyncio.Condition()
         self._steps_total, self._decode_s = 0, 0.0
         self._active = self._waiting = self._tokens_total = 0
-        self._swaps = 0  # versions that wait for running groups to end
         self._asked: dict[Attempt, _Asked] = {}
         self.reads_memory = config.reads_memory
 
     @property
     def version(self) -> int:
         return -1 if self._loaded is None else self._loaded.version
-
-    @property
-    def paused(self) -> bool:
-        """True while no group may start, because new weights wait for running ones to end."""
-        return self._swaps > 0
 
     def health(self) -> dict[str, float]:
         return {
@@ -298,15 +286,9 @@ class ScriptedEngine(RolloutEngine):
 
     async def use(self, loaded: Loaded) -> None:
         """See ``RolloutEngine``."""
-        waits = self._config.swap_waits and self._rollouts.on_new_weights == "finish"
         async with self._changed:
-            self._swaps += waits
-            try:
-                await self._changed.wait_for(lambda: not (waits and self._active))
-                self._loaded = loaded
-            finally:
-                self._swaps -= waits
-                self._changed.notify_all()
+            self._loaded = loaded
+            self._changed.notify_all()
 
     async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
         """See ``RolloutEngine``."""
@@ -368,7 +350,7 @@ class ScriptedEngine(RolloutEngine):
 
         def ready() -> bool:
             fits = self._active == 0 or self._active + size <= self._rollouts.slots
-            return fits and not self._swaps and self.version >= one.min_version
+            return fits and self.version >= one.min_version
 
         self._waiting += size
         try:
