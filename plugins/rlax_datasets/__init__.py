@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlax_datasets import mixture, reasoning
-from rlax_datasets.files import ParquetConfig, ParquetSource
+from rlax_datasets.files import JsonlConfig, JsonlSource, ParquetConfig, ParquetSource
 from rlax_datasets.hugging_face import HuggingFaceConfig, HuggingFaceSource
-from rlax_datasets.jsonl import JsonlConfig, JsonlSource
 from rlax_datasets.mixture import Mixture, MixtureConfig
 from rlax_datasets.reasoning import ReasoningGymConfig, ReasoningGymSource
 from rlax_datasets.tfds import TfdsConfig, TfdsSource

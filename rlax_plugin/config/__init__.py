@@ -25,7 +25,6 @@ from rlax_plugin.config.base import (
     plain_name,
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
-from rlax_plugin.config.logged_samples import LoggedSamples
 from rlax_plugin.config.objective import (
     KL,
     SLOTS,
@@ -35,7 +34,6 @@ from rlax_plugin.config.objective import (
     Overlong,
     Reference,
 )
-from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import (
     Batches,
     Curation,
@@ -56,6 +54,13 @@ from rlax_plugin.config.schedules import (
     schedules_in,
     value_at,
 )
-from rlax_plugin.config.section import SINGLE_TURN, Deadlines, Network, RlaxSection
-from rlax_plugin.config.speeds import Assume
+from rlax_plugin.config.section import (
+    SINGLE_TURN,
+    Assume,
+    Deadlines,
+    LoggedSamples,
+    Network,
+    Retention,
+    RlaxSection,
+)
 from rlax_plugin.config.weights import Weights

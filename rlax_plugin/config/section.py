@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -21,13 +21,67 @@ from rlax_plugin.config.base import (
     check_labels,
 )
 from rlax_plugin.config.evaluation import Evaluation
-from rlax_plugin.config.logged_samples import LoggedSamples
 from rlax_plugin.config.network import Network
 from rlax_plugin.config.objective import Objective
-from rlax_plugin.config.retention import Retention
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
-from rlax_plugin.config.speeds import Assume
 from rlax_plugin.config.weights import Weights
+
+Rate = Annotated[float, Field(gt=0)]
+
+
+class Assume(Section):
+    """Speeds from which rlax check estimates whether deadlines suffice.
+
+    A run uses the speeds that it measures instead.
+    """
+
+    tokens_per_s: Rate = Field(
+        default=20.0, description="tokens per second of one sequence while a worker decodes"
+    )
+    prefill_tokens_per_s: Rate = Field(
+        default=5000.0, description="prompt tokens per second that a worker prefills"
+    )
+    bytes_per_s: Rate = Field(
+        default=2e8, description="bytes per second when a weight version is written or read"
+    )
+    startup_s: Seconds = Field(
+        default=60.0, description="time until a worker has imported and compiled its model"
+    )
+
+
+class LoggedSamples(Section):
+    """Samples to train on in place of rollouts: offline, with a log that does not grow.
+
+    Groups are taken in the order of the log, and from its beginning again once all were taken.
+    """
+
+    path: PathText = Field(
+        default="",
+        description="directory of another run, or a Parquet table (docs/your_demonstrations.md); a "
+        "relative path is relative to the config. Empty: the run generates its samples",
+    )
+    min_reward: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        default=None, description="smallest reward of a sample that is kept; null: all are"
+    )
+    keep: Literal["all", "best"] = Field(
+        default="all",
+        description="best: of each group only the sample with the highest reward, the first of "
+        "several",
+    )
+
+
+class Retention(Section):
+    """Retention of a run's records.
+
+    Records that the two newest checkpoints need are never removed, so a run can always be resumed.
+    """
+
+    samples_steps: PositiveInt | None = Field(
+        default=None,
+        description="number of newest steps whose samples are kept; older ones are removed at the "
+        "next checkpoint. null: all are kept",
+    )
+
 
 SINGLE_TURN = "single_turn"
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.errors import ConfigError, ContractError, Finding, PluginError, alternatives
 from rlax_plugin.base.types import Request, WeightVersion
 from rlax_plugin.build import Registry, registry_of
@@ -24,10 +28,44 @@ from rlax_plugin.ports.training import Trainer
 from rlax_plugin.testing import contracts
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts import engine, observers, store, trainer
-from rlax_plugin.testing.contracts.blocked import within
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
+
+_THREAD = "check of a part"  # the command line knows it
+
+
+def within[T](deadline_s: float, work: Callable[[], T], late: Callable[[str], Exception]) -> T:
+    """Runs work on a thread of its own, which is abandoned after the deadline.
+
+    Args:
+      late: makes the error of work that took too long, from its present line of code.
+    """
+    threads: list[threading.Thread] = []
+
+    def run() -> T:
+        threads.append(threading.current_thread())
+        return work()
+
+    future = on_daemon(run, _THREAD)
+    try:
+        return future.result(deadline_s)
+    except TimeoutError:
+        if future.done():  # the work itself raised it
+            raise
+        raise late(_line_of(threads[0])) from None
+
+
+def _line_of(thread: threading.Thread) -> str:
+    """Returns the innermost line of code of a thread outside the standard library."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    lines = traceback.extract_stack(frame) if frame else []
+    library = Path(threading.__file__).parent
+    own = [one for one in lines if Path(one.filename).parent not in (library, library / "asyncio")]
+    if not own:
+        return "an unknown line"
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})"
+
 
 HOOK = "hook"
 DEADLINE_S = 90.0  # for each part

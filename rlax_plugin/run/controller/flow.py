@@ -25,9 +25,8 @@ from rlax_plugin.run.metrics.spans import Span
 from rlax_plugin.run.metrics.step import StepStats
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state.journal import START
-from rlax_plugin.run.state.recorded_batches import RecordedBatches
 from rlax_plugin.run.state.recorder import Commit
-from rlax_plugin.run.state.recovery import Recovery
+from rlax_plugin.run.state.recovery import RecordedBatches, Recovery
 from rlax_plugin.run.state.run_history import RunHistory
 from rlax_plugin.run.state.run_state import RunState, Saved
 from rlax_plugin.training.objective import advantages

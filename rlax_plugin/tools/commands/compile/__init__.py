@@ -13,8 +13,13 @@ from rlax_plugin.base.processes.asked import Limit, answers_of
 from rlax_plugin.base.text.terminal import counting
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.compiling import CompiledProgram
-from rlax_plugin.tools.commands.compile.chips import Slice
-from rlax_plugin.tools.commands.compile.show import CompiledPart, document, show_part, show_verdict
+from rlax_plugin.tools.commands.compile.show import (
+    CompiledPart,
+    Slice,
+    document,
+    show_part,
+    show_verdict,
+)
 
 __all__ = ["Wanted", "compile_run", "document"]
 

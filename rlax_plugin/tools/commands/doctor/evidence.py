@@ -229,3 +229,22 @@ def last_lines(path: Path, most: int) -> list[str]:
         data = data.partition(b"\n")[2]
     lines = data.decode(errors="replace").splitlines()
     return [one_line(line, _LONGEST_LINE) for line in lines if line.strip()][-most:]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+      what: it, with the process, since when.
+      ends: the deadline that ends it; empty: none does.
+      try_: advice to the operator.
+      process: the one to ask for its stacks; None: none.
+      lost: True if the run does not go on by itself.
+    """
+
+    what: str
+    ends: str = ""
+    try_: str = ""
+    process: Process | None = None
+    lost: bool = False

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from rlax_plugin.base.liveness.marks import STOPPED
 from rlax_plugin.base.liveness.run_status import SLOW_S, TIMES, Doing, RunStatus
 from rlax_plugin.base.text.amounts import in_bytes, in_seconds
-from rlax_plugin.tools.commands.doctor.evidence import CLOCK_S, Evidence, Process
-from rlax_plugin.tools.commands.doctor.finding import Finding
+from rlax_plugin.tools.commands.doctor.evidence import CLOCK_S, Evidence, Finding, Process
 from rlax_plugin.tools.commands.doctor.fleet_findings import (
     absent,
     advice_on_weights,

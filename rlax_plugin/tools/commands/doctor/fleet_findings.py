@@ -18,8 +18,7 @@ from rlax_plugin.base.liveness.run_status import (
 )
 from rlax_plugin.base.text.amounts import in_seconds
 from rlax_plugin.run.controller.limits import rewards_fail
-from rlax_plugin.tools.commands.doctor.evidence import CLOCK_S, Evidence, Process
-from rlax_plugin.tools.commands.doctor.finding import Finding
+from rlax_plugin.tools.commands.doctor.evidence import CLOCK_S, Evidence, Finding, Process
 
 _NETWORK = "if its process lives, look at the network between the machines"
 

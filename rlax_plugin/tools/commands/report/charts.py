@@ -14,12 +14,12 @@ from rlax_plugin.run.metrics import names as metric_names
 from rlax_plugin.tools.commands.report import curation
 from rlax_plugin.tools.commands.report.evaluations import SOLVED, Measured
 from rlax_plugin.tools.commands.report.run import RunData
-from rlax_plugin.tools.commands.report.section import Section
 from rlax_plugin.tools.commands.report.series import (
     COLOURS,
     VERSION,
     Chart,
     Lines,
+    Section,
     chart,
     column,
     cut_off,

@@ -18,8 +18,7 @@ from rlax_plugin.run.state.snapshots import rates_name, snapshot_steps
 from rlax_plugin.tools.commands.report.figures import Figure
 from rlax_plugin.tools.commands.report.history import ACCEPTED, History
 from rlax_plugin.tools.commands.report.run import RunData
-from rlax_plugin.tools.commands.report.section import Section
-from rlax_plugin.tools.commands.report.series import COLOURS, Chart, column, layout
+from rlax_plugin.tools.commands.report.series import COLOURS, Chart, Section, column, layout
 from rlax_plugin.tools.commands.report.x_axes import STEP
 
 TITLE = "Rollouts and data"

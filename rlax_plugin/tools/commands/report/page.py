@@ -25,8 +25,7 @@ from rlax_plugin.tools.commands.report.evaluations import Measured
 from rlax_plugin.tools.commands.report.figures import time_of_steps
 from rlax_plugin.tools.commands.report.rollouts import Rollouts
 from rlax_plugin.tools.commands.report.run import RunData
-from rlax_plugin.tools.commands.report.section import Section
-from rlax_plugin.tools.commands.report.series import COLOURS
+from rlax_plugin.tools.commands.report.series import COLOURS, Section
 from rlax_plugin.tools.commands.report.x_axes import XAxis, available, table
 
 

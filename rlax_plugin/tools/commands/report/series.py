@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from rlax_plugin.tools.commands.report.figures import Figure
 from rlax_plugin.tools.commands.report.run import RunData
 from rlax_plugin.tools.commands.report.x_axes import STEP
 
@@ -281,3 +282,38 @@ def cut_off(figure: go.Figure, lines: Sequence[np.ndarray], *, from_zero: bool =
     figure.update_yaxes(range=[low if from_zero and low == 0 else low - margin, high + margin])
     far = values[(values < low) | (values > high)]
     return f"{far.size} values are beyond the axis; a double click shows all." if far.size else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of short texts; the first of each row is its name."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Charts under one heading, with their figures.
+
+    Attributes:
+      note: a sentence below the charts.
+      about: the questions that the section answers, for the table of contents.
+      figures: figures above the charts.
+    """
+
+    title: str
+    charts: Sequence[Chart]
+    note: str = ""
+    figures: Sequence[Figure] = ()
+    about: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of its heading on the page."""
+        return f"section-{self.title.lower().replace(' ', '-')}"
+
+    def __bool__(self) -> bool:
+        """True if it has any content."""
+        return bool(self.charts or self.figures)

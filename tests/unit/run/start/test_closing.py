@@ -13,8 +13,8 @@ from waiting import eventually
 from rlax_plugin.base.concurrency.loop_thread import LoopThread
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.config import Choice
-from rlax_plugin.run.start import closing
-from rlax_plugin.run.start.closing import Closing
+from rlax_plugin.run.start import running
+from rlax_plugin.run.start.running import Closing
 
 
 async def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> None:
@@ -78,7 +78,7 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(monkeypatch) -> 
         return await asyncio.wait(futures, timeout=0)
 
     monkeypatch.setattr(
-        closing, "asyncio", SimpleNamespace(wait=two_have_ended, wrap_future=asyncio.wrap_future)
+        running, "asyncio", SimpleNamespace(wait=two_have_ended, wrap_future=asyncio.wrap_future)
     )
     hangs = threading.Event()
     together = threading.Barrier(2)  # breaks where one is closed after the other

@@ -17,7 +17,7 @@ from rlax_plugin.config.loading import ResolvedConfig, resolve
 from rlax_plugin.ports.compiling import CompiledProgram
 from rlax_plugin.tools.commands import compile as compiling
 from rlax_plugin.tools.commands.compile import compile_part, show
-from rlax_plugin.tools.commands.compile.chips import Slice
+from rlax_plugin.tools.commands.compile.show import Slice
 
 ROOT = Path(__file__).parents[4]
 DEMO = str(ROOT / "configs/demo.yml")

@@ -15,7 +15,7 @@ from rlax_plugin.tools.commands.report.curation import curation_section, fates, 
 from rlax_plugin.tools.commands.report.history import ACCEPTED, StepEvents
 from rlax_plugin.tools.commands.report.history import History as Told
 from rlax_plugin.tools.commands.report.run import RunData, read_run
-from rlax_plugin.tools.commands.report.section import Section
+from rlax_plugin.tools.commands.report.series import Section
 
 SAMPLING = SamplingParams(
     max_new_tokens=4, temperature=1.0, top_k=0, top_p=1.0, stop_ids=(), stop_strings=()
