@@ -56,6 +56,8 @@ class Server:
         assert found, self.line + self.end()[1]
         self.address = found[1]
         self.example = self.process.stdout.readline()
+        self.http = re.search(r"served on (\S+);", self.process.stdout.readline())[1]
+        self.http_example = "".join(self.process.stdout.readline() for _ in range(3))
         return self.address
 
     def end(self) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 The engine is the real one over slots without MaxText (``bigram_slots``).
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import doors
 import grpc
@@ -42,6 +44,7 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.key_ring import token_path
+from rlax_plugin.rpc.security.secret import read_secret
 from rlax_plugin.testing.task import STOP, decode, encode
 from rlax_plugin.weights.kept_versions import record_versions, versions_from_json, versions_to_json
 
@@ -161,6 +164,39 @@ def test_the_example_that_the_server_prints_runs(trained: Trained, server: Serve
     )
     expected = decode(np.array(generated(server.address, encode("0"))))
     assert f"version {len(trained.steps)} of" in server.line and f'text: "{expected}"' in out
+
+
+def test_the_http_example_that_the_server_prints_runs(server: Server) -> None:
+    out = subprocess.check_output(["bash", "-c", server.http_example], timeout=DEADLINE_S)
+    (choice,) = json.loads(out)["choices"]
+    expected = generated(server.address, encode("0"))
+    assert choice["text"] == decode(np.array(expected)) and choice["finish_reason"] == "stop"
+
+
+def test_http_says_the_same_as_our_own_service_also_in_a_stream(server: Server) -> None:
+    key = read_secret(token_path(server.address), "token").token
+    expected = generated(server.address, encode("17"))
+    asked = {"token_ids": encode("17").tolist(), "sampling_params": {"logprobs": 0}}
+    (choice,) = json.loads(posted(server.http, "/inference/v1/generate", asked, key))["choices"]
+    assert choice["token_ids"] == expected and choice["finish_reason"] == "stop"
+    stream = posted(server.http, "/inference/v1/generate", asked | {"stream": True}, key)
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    parts = [part for event in events for part in event["choices"]]
+    assert [token for part in parts for token in part["token_ids"]] == expected
+    logprobs = [p["logprob"] for one in parts for p in (one["logprobs"] or {}).get("content", ())]
+    assert logprobs == [p["logprob"] for p in choice["logprobs"]["content"]]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        posted(server.http, "/inference/v1/generate", asked, key[::-1])
+
+
+def posted(base: str, path: str, asked: dict[str, Any], key: str) -> str:
+    request = urllib.request.Request(
+        base.removesuffix("/v1") + path,
+        json.dumps(asked).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        return answer.read().decode()
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,7 @@ class EnginePolicy:
                 status=_STATUS[error.kind],
                 kind="invalid_request_error" if error.kind == "rejected" else "server_error",
             ) from error
-        if not found or any(sample.finish is None for sample in found):
+        if len(found) < len(request.seeds) or any(sample.finish is None for sample in found):
             raise Refused("the samples were given up", status=503, kind="server_error")
         return found
 

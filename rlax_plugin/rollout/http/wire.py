@@ -44,7 +44,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Fields that change no sample, or do so with other values only.
 _OF_THE_SENDER = frozenset(
-    ("user", "metadata", "safety_identifier", "prompt_cache_key", "request_id", "cache_salt")
+    (
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "request_id",
+        "cache_salt",
+        "priority",
+    )
 )
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -68,7 +76,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "prediction": (),
     "presence_penalty": (0,),
-    "priority": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),

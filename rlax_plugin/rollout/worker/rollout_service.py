@@ -179,6 +179,7 @@ class RolloutService(rpc.RolloutServicer):
       section: its limits are enforced here, so that no request can harm the engine.
       on_wanted: called with the newest version that requests of a call need.
       has_weights: returns True if there are verified weights of the present trainer process.
+      sends_unfinished: False to send samples over gRPC only when their request is complete.
     """
 
     def __init__(
@@ -187,9 +188,10 @@ class RolloutService(rpc.RolloutServicer):
         section: RlaxSection,
         on_wanted: Callable[[int], None] = lambda version: None,
         has_weights: Callable[[], bool] = lambda: True,
+        sends_unfinished: bool = True,
     ):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
-        self._has_weights = has_weights
+        self._has_weights, self._sends_unfinished = has_weights, sends_unfinished
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what generates it
         self._progress, self._delivered = ProgressReport(engine), 0
@@ -209,6 +211,8 @@ class RolloutService(rpc.RolloutServicer):
                 async for key, samples, given_up in said:
                     if given_up is not None:
                         yield pb.Reply(key=key_to_proto(key), given_up=True, tokens=given_up)
+                        continue
+                    if not self._sends_unfinished and any(s.finish is None for s in samples):
                         continue
                     for message in _new(known, key, samples):
                         yield message

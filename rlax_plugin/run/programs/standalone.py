@@ -112,7 +112,12 @@ def serve_run(
                     "token",
                     endpoint.address,
                 )
-            service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
+            service = RolloutService(
+                engine,
+                section,
+                has_weights=lambda: engine.version >= 0,
+                sends_unfinished=False,  # for streams over HTTP alone
+            )
             source = functools.cache(functools.partial(_prompt_source, section, config))
             http = None
             if has_http:
