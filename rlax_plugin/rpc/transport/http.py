@@ -131,6 +131,9 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Otherwise an answer in two pieces waits for the client's delayed ACK, 40 ms; asyncio does
+        # this only if the listener was made with the number of the protocol.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._deadline = self.loop.call_later(self._limits.connection_s, transport.abort)
         if len(self.connections) > self._limits.connections:
             connections = cast(set[_Protocol], self.connections)

@@ -68,6 +68,15 @@ def told(server: HttpServer, sent: bytes) -> bytes:
         return b"".join(iter(lambda: client.recv(1 << 16), b""))
 
 
+def test_an_answer_in_pieces_waits_for_no_acknowledgement() -> None:
+    with served() as server, connected(server) as client:
+        wait_until(lambda: server._server.server_state.connections, "there is no connection")
+        (open_connection,) = server._server.server_state.connections
+        accepted = open_connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        client.close()
+
+
 def test_an_open_page_answers_get_and_head() -> None:
     with served() as server:
         assert asked(server, path="/a%20b?c=d", X="e") == (200, "/a b?c=d e", None)
