@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _MOST_TEXTS = 4096  # pieces of work that wait for the thread that encodes
-_MOST_CHOICES = 64  # that are sampled at the same time; the trainer takes no more of an episode
+_MOST_CHOICES = 32  # of an episode at the same time: half of the questions that the trainer takes
 _EXCERPT = 300  # characters of an error
 _OVER = "the episode is over"
 
@@ -77,9 +77,8 @@ class EpisodeDoor:
         self._context, self._key = context, key
         self._calls: CallForm | Literal["auto", "none"] = calls
         self._policies: dict[bytes, EpisodePolicy] = {}  # by the digest of the key
-        self._texts = BackgroundWorker("rlax-http-text", _MOST_TEXTS)
         self._starting = asyncio.Lock()
-        self._started: tuple[HttpServer, PromptSource, AnswerForm] | None = None
+        self._started: tuple[HttpServer, PromptSource, AnswerForm, Executor] | None = None
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Access]:
@@ -92,9 +91,9 @@ class EpisodeDoor:
         async with self._starting:
             if self._started is None:
                 self._started = await asyncio.to_thread(self._start)
-        server, source, form = self._started
+        server, source, form, texts = self._started
         key, name = secrets.token_urlsafe(32), self._context.run_dir.name
-        policy = EpisodePolicy(session, self._context.section, source, form, self._texts, name)
+        policy = EpisodePolicy(session, self._context.section, source, form, texts, name)
         self._policies[_digest(key)] = policy
         try:
             yield Access(f"http://{_LOOPBACK}:{server.port}/v1", key, name, policy)
@@ -102,7 +101,7 @@ class EpisodeDoor:
             del self._policies[_digest(key)]
             await policy.close()
 
-    def _start(self) -> tuple[HttpServer, PromptSource, AnswerForm]:
+    def _start(self) -> tuple[HttpServer, PromptSource, AnswerForm, Executor]:
         from rlax_plugin.rollout.http.app import LIMITS, HttpDoor  # loads uvicorn
         from rlax_plugin.rpc.transport.http import HttpServer
 
@@ -114,7 +113,8 @@ class EpisodeDoor:
             form = AnswerForm(source.decode, why_no_tools=why)
         else:
             form = form_of(source.tokenizer, self._calls, self._key)
-        return HttpServer(HttpDoor(self._policy_of), _LOOPBACK, 0, LIMITS), source, form
+        server = HttpServer(HttpDoor(self._policy_of), _LOOPBACK, 0, LIMITS)
+        return server, source, form, BackgroundWorker("rlax-http-text", _MOST_TEXTS)
 
     def _policy_of(self, key: str | None) -> Policy | None:
         return None if key is None else self._policies.get(_digest(key))
