@@ -432,8 +432,6 @@ class MaxTextTrainer(Trainer):
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
         """See ``Trainer``."""
-        from rlax_maxtext.trainer import examine_model
-
         return examine_model(source, dtype, scan_layers)
 
     def checkpoint_path(self, name: str) -> str:
