@@ -24,9 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rlax_plugin.base.text.harmless import one_line
 from rlax_plugin.base.tokens.chat import Message
-from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollout.http.messages import (
     Signature,
     for_template,
@@ -53,7 +51,6 @@ EDGE_TYPE, EDGE_SOURCE = "x-semantic-edge-type", "x-semantic-edge-source"
 """Headers with a request's relation to an earlier one, in the words of verifiers'
 ``SemanticEdge``, and with that one's ``REQUEST_ID``; without it, the newest answered one."""
 
-_EXCERPT = 300  # characters of an error, which may repeat a text
 _NOTHING = np.zeros(0, np.int32)
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _EDGE = re.compile(r"[A-Za-z][A-Za-z0-9._:-]{0,127}")
@@ -129,8 +126,8 @@ class Turn:
     """One sample of a request: where it belongs, and what is to be rendered for it.
 
     A caller samples it unless ``reply`` says that this is done already, as for a retry. It extends
-    ``line`` with the tokens of ``given`` (``encoded``), or begins it with ``prefix`` and these
-    tokens. It then calls ``Conversations.answered`` or ``failed``.
+    ``line`` with the tokens of ``given``, or begins it with ``prefix`` and these tokens. It then
+    calls ``Conversations.answered`` or ``failed``.
 
     Attributes:
       kind: never ``retried``: a retry gets the turns of the earlier request.
@@ -161,27 +158,6 @@ class Turn:
     signatures: Sequence[Signature] = ()
     done: bool = False
     clients: int = 1
-
-    def encoded(self, source: PromptSource) -> np.ndarray:
-        """Returns the tokens of ``given``, int32 [length].
-
-        It may take as long as a chat template may, so call it on a thread.
-
-        Raises:
-          Refused: they cannot be encoded.
-        """
-        if isinstance(self.given, np.ndarray):
-            return self.given
-        field = "prompt" if isinstance(self.given, str) else "messages"
-        try:
-            if isinstance(self.given, str):
-                tokens = source.encode(self.given)
-            else:
-                tokens = source.encode_messages(self.given, self.after, self.tools)
-        except ValueError as error:
-            reason = one_line(str(error), _EXCERPT)
-            raise Refused(f"{field} cannot be encoded: {reason}", param=field) from error
-        return np.array(tokens, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
