@@ -69,6 +69,9 @@ def check_tokens(directory: Path, rows: list[dict[str, Any]]) -> int:
     for row in rows:
         context: list[int] = []
         given, tokens, logprobs = row["given"], row["tokens"], row["logprobs"]
+        if not row["seeds"]:  # the episode failed before its first turn
+            assert not given and not tokens and row["reward"] is None
+            continue
         lengths = row["given_lengths"] or [len(given)], row["sampled_lengths"] or [len(tokens)]
         for seed, before, after in zip(row["seeds"], *lengths, strict=True):
             context += given[:before]

@@ -66,7 +66,7 @@ def test_its_turns_are_paid_as_the_page_says(done: tuple[Path, str]) -> None:
 
 
 def test_every_member_of_a_session_and_an_outcome_is_explained() -> None:
-    members = {*Session.__annotations__, "sample", "begin"}
+    members = {*Session.__annotations__, "answer", "sample", "begin"}
     assert members == {"answer", "turns_left", "tokens_left", "sample", "begin"}
     assert members <= set(dir(ScriptedSession)) | {"answer"}
     table = "\n".join(line for line in EXAMPLE.splitlines() if line.startswith("| `"))

@@ -190,7 +190,7 @@ class History:
         one = self._open(event.group, what, if_ended=Rule.ENDED_TWICE)
         if one is None:
             return
-        if one.generated is None:
+        if one.generated is None and (event.scored or event.rejected is None):
             message = f"group {event.group} is scored: expected it to be generated before"
             self._findings.violation(Rule.WRONG_ORDER, message, group=event.group)
         one.scored, one.segment = event, self._segment

@@ -92,6 +92,16 @@ def test_turns_that_an_environment_begins_are_clean(tmp_path: Path) -> None:
         assert report.figures.tokens == 25 + 9 and report.figures.turns_discarded == number
 
 
+def test_only_a_group_without_a_score_may_have_no_turn(tmp_path: Path) -> None:
+    """Its environment begins its episodes, and has failed in all of them before a turn."""
+    for scores, violates in ((0, False), (1, True)):
+        told = History()
+        told.segments[-1].events.append(ev.Scored(10, 0, scores, "all rewards failed"))
+        report = audited(tmp_path / str(scores), told)
+        said = str(report.violation)
+        assert ("group 10 is scored: expected it to be generated before" in said) == violates, said
+
+
 def test_a_turn_that_is_discarded_may_be_generated_again(tmp_path: Path) -> None:
     void = ev.Discarded(NUMBER, 0, 0, 2), ev.Discarded(NUMBER, 0, 0, 1)
     events = [FIRST, ONE, OTHER, later(0, 2, 5), *void, ONE, LAST]
