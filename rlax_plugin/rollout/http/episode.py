@@ -229,7 +229,7 @@ class EpisodePolicy:
     async def _sampled(self, turn: Turn, asked: Asked) -> tuple[np.ndarray, Choice]:
         """Samples one choice; returns its context, too."""
         try:
-            given = await self._off_loop(lambda: turn.encoded(self._source))
+            given = np.asarray(await self._given(turn), np.int32)
             before = turn.line.tokens if turn.extends else turn.prefix
             context = np.concatenate([before, given])
             answer = await self._turn(turn, given if turn.extends else context, asked.most_tokens)
@@ -243,6 +243,14 @@ class EpisodePolicy:
             raise
         rest = answer.text, answer.finish, answer.version, message
         return context, Choice(answer.tokens, answer.logprobs, *rest)
+
+    async def _given(self, turn: Turn) -> Sequence[int] | np.ndarray:
+        given, after, tools = turn.given, turn.after, turn.tools
+        if isinstance(given, np.ndarray):
+            return given
+        if isinstance(given, str):
+            return await self.encode(given)
+        return await self._encoded(lambda: self._source.encode_messages(given, after, tools))
 
     async def _turn(self, turn: Turn, tokens: np.ndarray, most: int | None) -> Answer:
         line, session = turn.line, self._session
