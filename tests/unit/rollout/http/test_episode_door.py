@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sections import section_with
 
 from rlax_plugin.api import EpisodeDoor
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
-from rlax_plugin.testing.task import Numbers, NumbersConfig, encode
+from rlax_plugin.testing.task import CHARACTERS, Numbers, NumbersConfig, encode
 
 
 class Talks(Numbers):
@@ -143,3 +144,66 @@ async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -
         assert (status, error["code"]) == (400, "context_length_exceeded")
         session.limit = False  # what failed is forgotten
         assert (await ask(access, messages=[user("4")]))[0] == 200
+
+
+class CountingSession(Session):
+    """Answers the n-th request with the n-th character; one that begins with 9 waits for ``go``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def sample(self, given: Any, trajectory: int = 0, *, most_tokens: Any = None) -> Answer:
+        self.asked.append((given, trajectory, most_tokens))
+        number = len(self.asked)
+        if [*(given or self.begun[trajectory - 1])][:1] == [11]:
+            await self.go.wait()
+        tokens, logprobs = np.array([2 + number, 1], np.int32), np.array([-number, 0], np.float32)
+        return Answer(tokens, CHARACTERS[number], "stop", logprobs, 3)
+
+
+async def test_choices_and_parallel_requests_are_trajectories_with_their_own_tokens(
+    door: EpisodeDoor,
+) -> None:
+    session = CountingSession()
+    async with door.open(session) as access:  # type: ignore[arg-type]
+        _, reply = await ask(access, messages=[user("1")], n=3, logprobs=True)
+        assert [one["index"] for one in reply["choices"]] == [0, 1, 2]
+        said = [one["message"]["content"] for one in reply["choices"]]
+        nats = [one["logprobs"]["content"][0]["logprob"] for one in reply["choices"]]
+        assert sorted(said) == ["1", "2", "3"] and nats == [-float(one) for one in said]
+        assert reply["usage"]["completion_tokens"] == 6
+        one = encode("1A").tolist()
+        assert session.asked == [(one, 0, None), ([], 1, None), ([], 2, None)]
+        assert session.begun == [one, one]
+        second = [user("1"), {"role": "assistant", "content": "2"}]  # that of trajectory 1
+        held = asyncio.ensure_future(ask(access, messages=[*second, user("9")]))
+        while len(session.asked) < 4:
+            await asyncio.sleep(0.01)
+        beside = await ask(access, messages=[*second, user("5")])
+        assert beside[1]["choices"][0]["message"]["content"] == "5"
+        session.go.set()
+        assert (await held)[1]["choices"][0]["message"]["content"] == "4"
+        assert session.asked[3:] == [(encode("9A").tolist(), 1, None), ([], 3, None)]
+        assert session.begun[2:] == [[*one, 4, 1, *encode("5A").tolist()]]  # as it was sampled
+        assert {kind: count for kind, count in access.requests.items() if count} == {
+            **{"begun": 3, "extended": 1, "parallel": 1},
+        }
+
+
+async def test_of_an_episode_32_answers_may_be_under_way(door: EpisodeDoor) -> None:
+    session = CountingSession()
+    with ThreadPoolExecutor(32) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+        async with door.open(session) as access:  # type: ignore[arg-type]
+            texts = [f"9{character}" for character in CHARACTERS[:31]]
+            held = [asyncio.ensure_future(ask(access, messages=[user(text)])) for text in texts]
+            while len(session.asked) < len(held):
+                await asyncio.sleep(0.01)
+            status, error = await ask(access, messages=[user("1")], n=2)
+            assert (status, error["type"]) == (429, "rate_limit_error")
+            assert (await ask(access, messages=[user("1")]))[0] == 200  # the 32nd
+            session.go.set()
+            replies = [reply["choices"][0]["message"] for _, reply in await asyncio.gather(*held)]
+    assert {reply["content"] for reply in replies} == {*CHARACTERS[1:32]}
+    assert [trajectory for _, trajectory, _ in session.asked] == [*range(32)]
