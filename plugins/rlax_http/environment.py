@@ -13,7 +13,15 @@ from pydantic import Field
 from rlax_http.client import Client, names_of
 from rlax_http.failures import ServerError
 from rlax_http.server import AddressConfig, check_url
-from rlax_plugin.api import BuildContext, Environment, EpisodeDoor, Outcome, Prompt, Session
+from rlax_plugin.api import (
+    Access,
+    BuildContext,
+    Environment,
+    EpisodeDoor,
+    Outcome,
+    Prompt,
+    Session,
+)
 
 _USABLE = 0.9  # part of ``rlax.deadlines.episode_s``; the rest leaves time to say why
 _WAIT_S = 1.0  # between two tries to reach the program
@@ -60,32 +68,35 @@ class Harness(Environment):
         if self._client is None:
             self._client = Client(self._config, self._config.url, self._key)
         client = self._client
-        async with self._door.open(session) as access:
-            body: dict[str, Any] = {
-                "task": prompt.id,
-                "text": prompt.text,
-                "metadata": dict(prompt.metadata),
-                "base_url": access.base_url,
-                "api_key": access.api_key,
-                "model": access.model,
-            }
-            if self._config.reference:
-                body["reference"] = prompt.reference
-            until_s = time.monotonic() + _USABLE * self._section.deadlines.episode_s
-            while True:
+        until_s = time.monotonic() + _USABLE * self._section.deadlines.episode_s
+        while True:
+            # A door for each try: a program that got an earlier one may play it yet.
+            async with self._door.open(session) as access:
                 try:
                     # Its time is the episode's, which stands still while the policy samples.
-                    reply = await client.once(body, None)
-                    break
+                    reply = await client.once(self._body(prompt, access), None)
                 except ServerError as error:
                     late = time.monotonic() + _WAIT_S > until_s
                     if access.used or late or not error.passes:
                         raise
-                await asyncio.sleep(_WAIT_S)
-            requests = {f"requests_{kind}": float(n) for kind, n in access.requests.items()}
-        return self._outcome(client, reply.content, requests)
+                else:
+                    return self._outcome(client, reply.content, access)
+            await asyncio.sleep(_WAIT_S)
 
-    def _outcome(self, client: Client, given: Any, requests: Mapping[str, float]) -> Outcome:
+    def _body(self, prompt: Prompt, access: Access) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "task": prompt.id,
+            "text": prompt.text,
+            "metadata": dict(prompt.metadata),
+            "base_url": access.base_url,
+            "api_key": access.api_key,
+            "model": access.model,
+        }
+        if self._config.reference:
+            body["reference"] = prompt.reference
+        return body
+
+    def _outcome(self, client: Client, given: Any, access: Access) -> Outcome:
         """Returns what a program has replied.
 
         Raises:
@@ -116,7 +127,10 @@ class Harness(Environment):
         metrics = found.get("metrics", {})
         if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
             raise wrong("metrics that are no object with finite numbers")
+        requests = {f"requests_{kind}": float(count) for kind, count in access.requests.items()}
         own = {str(name): float(value) for name, value in metrics.items()}
+        if taken := sorted(requests.keys() & own.keys()):
+            raise wrong(f"the metric {taken[0]!r}, which is counted here: give it another name")
         paid = tuple(map(float, rewards or ()))
         return Outcome(text, paid, ended, {**requests, **own}, float(reward or 0.0))
 

@@ -22,11 +22,14 @@ CONFIG = HarnessConfig(url=URL)
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """It has a door that nobody uses."""
+    """It has a door that nobody uses, with a new key whenever it is opened."""
+    keys = (f"key {number}" for number in range(9))
 
     @asynccontextmanager
-    async def opened(session: Any) -> Any:
-        yield session
+    async def opened(access: Any) -> Any:
+        access.api_key = next(keys)
+        yield access
+        access.closed.append(access.api_key)
 
     door = SimpleNamespace(open=opened)
     monkeypatch.setattr(rlax_http.environment, "EpisodeDoor", lambda *_: door)
@@ -38,7 +41,8 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
 async def outcome(harness: Harness, text: str) -> Outcome:
     client = Client(CONFIG, URL, ApiKey(""))
     try:
-        return harness._outcome(client, json.loads(text), {"requests_begun": 2.0})
+        access: Any = SimpleNamespace(requests={"begun": 2})
+        return harness._outcome(client, json.loads(text), access)
     finally:
         await client.close()
 
@@ -63,6 +67,7 @@ async def test_a_reply_becomes_the_outcome(harness: Harness) -> None:
         ('{"reward": 1, "text": 5}', "a text that is no text"),
         ('{"reward": 1, "ended": "late"}', "neither done nor cut"),
         ('{"reward": 1, "metrics": {"a": "x"}}', "metrics that are no object"),
+        ('{"reward": 1, "metrics": {"requests_begun": 1}}', "'requests_begun', which is counted"),
         ('{"reward": 1, "score": 2}', "the unknown field 'score'"),
     ],
 )
@@ -77,9 +82,11 @@ async def test_anything_else_leaves_the_episode_without_a_score(
 async def test_an_outage_is_waited_out_until_something_was_sampled(
     harness: Harness, used: bool, tries: int
 ) -> None:
+    """What an earlier try has begun cannot sample with its key."""
     asked: list[Any] = []
 
     async def once(body: Any, limit_s: Any) -> Any:
+        assert access.closed == [one["api_key"] for one in asked]
         asked.append(body)
         if len(asked) < 3:
             raise ServerError("refused", passes=True)
@@ -87,7 +94,7 @@ async def test_an_outage_is_waited_out_until_something_was_sampled(
 
     harness._client = SimpleNamespace(once=once)  # type: ignore[assignment]
     access: Any = SimpleNamespace(
-        base_url="b", api_key="k", model="m", used=used, requests={"begun": 1}
+        base_url="b", model="m", used=used, requests={"begun": 1}, closed=[]
     )
     playing = harness.play(make_prompt("7"), access)
     if used:
@@ -95,4 +102,5 @@ async def test_an_outage_is_waited_out_until_something_was_sampled(
             await playing
     else:
         assert (await playing).reward == 1.0
-    assert len(asked) == tries and "reference" not in asked[0]
+    assert len({one["api_key"] for one in asked}) == len(asked) == tries
+    assert "reference" not in asked[0]
