@@ -197,15 +197,13 @@ async def _answers(
 ) -> Sequence[Answered]:
     """The answers to all prompts of a request; ``told`` gets the index among all choices."""
 
-    def behind(first: int) -> Told | None:
-        if told is None:
-            return None
+    def behind(first: int, told: Told) -> Told:
         return lambda index, *gain: told(first + index, *gain)
 
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(policy.answer(one, behind(index * one.n)))
+                group.create_task(policy.answer(one, told and behind(index * one.n, told)))
                 for index, one in enumerate(wanted.asked)
             ]
     except* Refused as several:
