@@ -680,7 +680,9 @@ class RewardPool:
                 wanted += len(self._plays)
                 break
             if not (job := self._plays.popleft()).abandoned:
-                min(free, key=lambda process: process.load).give(job)
+                process = min(free, key=lambda process: process.load)
+                wanted += process.load > 0
+                process.give(job)
         for process in self._processes:
             process.flush()
             if wanted > 0 and process.down:

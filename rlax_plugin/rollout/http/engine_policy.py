@@ -22,7 +22,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.checking import stable, stop_strings_of, whole_tokens
 from rlax_plugin.ports.protocols import PromptSource, RolloutEngine
 from rlax_plugin.rollout.fleet.links import CallError
-from rlax_plugin.rollout.http.messages import AnswerForm, for_template, form_of
+from rlax_plugin.rollout.http.messages import AnswerForm, check_length, for_template, form_of
 from rlax_plugin.rollout.http.policy import (
     Answered,
     Asked,
@@ -33,7 +33,6 @@ from rlax_plugin.rollout.http.policy import (
 from rlax_plugin.rollout.worker.rollout_service import RolloutService, check
 
 _MOST_UNFINISHED = 1024  # samples of all requests; more are refused
-_LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
 _EXCERPT = 300  # characters of a source's error
 _STATUS = {"rejected": 400, "failed": 500, "gone": 503}
 
@@ -79,21 +78,13 @@ class EnginePolicy:
         source = await self._source()
         self._form.check(tools)
         found = [for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
-        characters = sum(len(str(message)) for message in (*found, *tools))
-        self._check_characters(source, characters, "messages")
+        check_length((*found, *tools), "messages", source, self._section)
         return await self._encoded(lambda: source.encode_messages(found, None, tools), "messages")
 
     async def encode(self, text: str) -> list[int]:
         source = await self._source()
-        self._check_characters(source, len(text), "prompt")
+        check_length((text,), "prompt", source, self._section)
         return await self._encoded(lambda: source.encode(text), "prompt")
-
-    def _check_characters(self, source: PromptSource, characters: int, field: str) -> None:
-        """Refuses, before it is tokenised, what is far too long."""
-        longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
-        if characters > (most := self._section.max_context_tokens * longest):
-            reason = f"{field} has {characters} characters: at most {most} fit into its tokens"
-            raise Refused(reason, param=field)
 
     async def pieces(self, tokens: Sequence[int]) -> list[str]:
         source, found = await self._source(), np.asarray(tokens, np.int32)

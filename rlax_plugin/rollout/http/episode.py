@@ -25,7 +25,13 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.checking import stop_strings_of
 from rlax_plugin.ports.environment import Answer, EpisodeLimit, Session
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
-from rlax_plugin.rollout.http.messages import AnswerForm, CallForm, form_of
+from rlax_plugin.rollout.http.messages import (
+    AnswerForm,
+    CallForm,
+    check_length,
+    for_template,
+    form_of,
+)
 from rlax_plugin.rollout.http.policy import Answered, Asked, Choice, Policy, Refused, Told
 from rlax_plugin.rollout.http.sessions import Conversations, Turn
 
@@ -154,9 +160,11 @@ class EpisodePolicy:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
         self._form.check(tools)
-        return await self._encoded(lambda: self._source.encode_messages(messages, None, tools))
+        found = tuple(for_template(one, f"messages[{i}]") for i, one in enumerate(messages))
+        return await self._encoded_messages(found, None, tools)
 
     async def encode(self, text: str) -> list[int]:
+        check_length((text,), "prompt", self._source, self._section)
         return await self._encoded(lambda: self._source.encode(text))
 
     async def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -188,7 +196,8 @@ class EpisodePolicy:
         try:
             found = await asyncio.gather(*(asyncio.shield(turn.reply) for turn in turns))
         except asyncio.CancelledError:
-            if self._over:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():  # what it waits for was cancelled
                 raise Refused(_OVER) from None
             self.conversations.lost(turns)
             raise
@@ -250,6 +259,15 @@ class EpisodePolicy:
             return given
         if isinstance(given, str):
             return await self.encode(given)
+        return await self._encoded_messages(given, after, tools)
+
+    async def _encoded_messages(
+        self,
+        given: Sequence[Message],
+        after: np.ndarray | None,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> list[int]:
+        check_length((*given, *tools), "messages", self._source, self._section)
         return await self._encoded(lambda: self._source.encode_messages(given, after, tools))
 
     async def _turn(self, turn: Turn, tokens: np.ndarray, most: int | None) -> Answer:

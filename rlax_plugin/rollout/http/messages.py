@@ -24,6 +24,8 @@ from rlax_plugin.base.text.harmless import one_line, storable
 from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.base.tokens.stopping import cut
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollout.http.policy import AssistantMessage, Refused, ToolCall
 
 CallForm = Literal["hermes", "llama3", "pythonic"]
@@ -47,6 +49,7 @@ _PROBE_TOOL = {
 }
 _QUESTION = {"role": "user", "content": "question"}
 _EXCERPT = 100  # characters of a value that is refused
+_LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 _Call = tuple[str, str]
@@ -376,6 +379,24 @@ def _arguments(text: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def check_length(
+    parts: Sequence[Message | str], field: str, source: PromptSource, section: RlaxSection
+) -> None:
+    """Checks, before messages, tools or a text are tokenised, that they are not far too long.
+
+    Args:
+      field: of the request, for the message.
+
+    Raises:
+      Refused: even the longest tokens would be too many.
+    """
+    longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
+    characters, most = sum(len(str(part)) for part in parts), section.max_context_tokens * longest
+    if characters > most:
+        reason = f"{field} has {characters} characters: at most {most} fit into its tokens"
+        raise Refused(reason, param=field)
 
 
 @dataclass(frozen=True, slots=True)

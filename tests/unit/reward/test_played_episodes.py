@@ -309,6 +309,25 @@ def test_an_episode_whose_process_ends_is_played_once_more_from_its_beginning(ho
     with_pool(config(), work)
 
 
+def test_a_process_that_has_ended_is_replaced_while_another_one_could_play_all():
+    async def work(pool):
+        held = [Played("turns 1") for _ in range(4)]
+        for one in held:
+            one.go.clear()
+        plays = asyncio.ensure_future(play(pool, *held))
+        await eventually(lambda: all(one.waits for one in held))
+        assert [len(process.on_loop) for process in pool._processes] == [2, 2]
+        pool._processes[0]._process.kill()
+        await eventually(lambda: pool.replaced == 1 and pool._processes[0].up)
+        assert len(pool._processes[1].on_loop) == 4
+        for one in held:
+            one.go.set()
+        assert all(isinstance(one, Outcome) for one in await plays)
+        assert [one.beginnings for one in held].count(2) == 2
+
+    with_pool(config(reward_processes=2), work)
+
+
 @pytest.mark.parametrize("line", ["nonsense", '{"job": 99, "outcome": {}}'])
 def test_a_message_that_is_none_is_the_episodes_error(line):
     async def work(pool):

@@ -134,6 +134,9 @@ async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -
             "stop": await ask(access, messages=[user("1")], stop=["x"]),
             "model": await ask(access, messages=[user("1")], model="theirs"),
         }
+        # The thread that encodes is that of all episodes: nothing that cannot fit reaches it.
+        said["messages"] = await ask(access, messages=[user("1" * 20_000)])
+        said["prompt"] = await ask(access, "completions", prompt="1" * 20_000)
         assert not session.asked
         for field, (status, error) in said.items():
             assert status in (400, 404) and error["param"] == field
