@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import resource
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rlax_plugin.config.addresses import bare
 
 _CLOSE_S = 2.0
+_BACKLOG = 128  # connections that are accepted together, before any of them counts
 _FINISH_S = 1  # for requests under way when the server closes; uvicorn takes whole seconds
 
 
@@ -34,7 +36,8 @@ class Limits:
     """Limits of a server's clients.
 
     Attributes:
-      connections: maximum number of open connections.
+      connections: maximum number of open connections; or a quarter of the files that this process
+        may have open, if that is less.
       connection_s: maximum seconds from the start of a connection to the end of its answer; with
         ``answer_s``, from its start or its last answer until the next request is there as a whole.
       answer_s: maximum seconds from a request to the end of its answer. A connection may then have
@@ -74,6 +77,7 @@ class HttpServer:
         limits: Limits = Limits(),
         tls: tuple[str, str] | None = None,
     ):
+        limits = _affordable(limits)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((bare(host), port), family=family)
         self.port: int = listener.getsockname()[1]
@@ -85,6 +89,7 @@ class HttpServer:
             timeout_keep_alive=math.ceil(limits.connection_s),
             ssl_certfile=tls and tls[0],
             ssl_keyfile=tls and tls[1],
+            backlog=_BACKLOG,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -105,6 +110,14 @@ class HttpServer:
         """Frees the port, ends all connections and the thread; takes at most 2 s."""
         self._server.should_exit = True
         self._thread.join(_CLOSE_S)
+
+
+def _affordable(limits: Limits) -> Limits:
+    """With connections that leave the process files to open, and its other ports connections."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, connections=min(limits.connections, max(1, files // 4)))
 
 
 class _Server(uvicorn.Server):

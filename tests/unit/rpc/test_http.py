@@ -222,3 +222,12 @@ def test_close_does_not_wait_for_an_app_that_hangs() -> None:
         server.close()
         assert not waited  # the app still hangs
         go.set()
+
+
+def test_idle_connections_leave_the_process_files_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
+    with served(connection_s=LIMIT_S) as server, ExitStack() as idle:
+        for _ in range(30):
+            idle.enter_context(connected(server))
+        assert asked(server)[0] == 200
+        assert len(server._server.server_state.connections) <= 10
