@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.rollout.http import wire
 from rlax_plugin.rollout.http.policy import Answered, Asked, Policy, Refused, Told
 from rlax_plugin.rollout.http.sessions import declared
@@ -84,7 +85,7 @@ class HttpDoor:
         more: Mapping[str, str] = {"connection": "close"}  # the body is perhaps not read
         try:
             policy = self._admitted(request)
-            if request.url.path == "/v1/models":
+            if request.scope["path"] == "/v1/models":
                 return await _send(send, 200, wire.models(policy))
             body = await _body(request)
             more = {}
@@ -97,7 +98,7 @@ class HttpDoor:
             return await _send(send, error.status, wire.error_body(error), more)
 
     def _admitted(self, request: Request) -> Policy:
-        headers, path = request.headers, request.url.path
+        headers, path = request.headers, request.scope["path"]
         policy = self.policy_of(_key(headers) if self.needs_key else None)
         if policy is None:
             raise Refused(
@@ -105,9 +106,18 @@ class HttpDoor:
                 status=401,
                 kind="authentication_error",
             )
-        if not self.needs_key and "origin" in headers:
-            reason = "pages in a browser may not ask a server that needs no key"
+        # A page whose name was made to resolve to this machine (DNS rebinding) sends no Origin.
+        local = is_loopback(request.url.hostname or "")
+        if not self.needs_key and ("origin" in headers or not local):
+            reason = "pages in a browser may not ask a server that needs no key: a request must "
+            reason += "have no Origin, and localhost or a loopback address as Host"
             raise Refused(reason, status=403, kind="permission_error")
+        old = request.scope["http_version"] == "1.0"
+        if "transfer-encoding" in headers and (old or "content-length" in headers):
+            # A proxy may have read another length (RFC 9112, section 6.1).
+            raise Refused(
+                "a request is chunked or has a length, and not both; that of HTTP 1.0 has one"
+            )
         if path not in _METHODS:
             paths = ", ".join(sorted(_METHODS))
             raise Refused(f"no such path; there are {paths}", status=404, kind="not_found_error")
@@ -125,9 +135,8 @@ def _key(headers: Headers) -> str | None:
 
 async def _body(request: Request) -> bytes:
     headers = request.headers
-    if "transfer-encoding" in headers and "content-length" in headers:
-        # The one is valid, but a proxy may have believed the other.
-        raise Refused("a request has a length or is chunked, and not both")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused("Content-Encoding: a body must not be compressed", status=415)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused("Content-Type must be application/json", status=415)
     too_long = Refused(f"the body must have at most {MOST_BYTES:,} bytes", status=413)
@@ -171,7 +180,7 @@ async def _while_connected(request: Request, reply: Coroutine[Any, Any, int]) ->
 
 
 async def _reply(policy: Policy, request: Request, body: bytes, send: Send) -> int:
-    path = request.url.path
+    path = request.scope["path"]
     if path == "/tokenize":
         return await _send(send, 200, await wire.tokenized(body, policy))
     wanted = wire.wanted(_KINDS[path], body, policy.name, _sent(request.headers))

@@ -103,11 +103,12 @@ def parsed(body: bytes) -> dict[str, Any]:
     """Returns the fields of a request; those that are null are left out, as if absent.
 
     Raises:
-      Refused: the body is no object in JSON; a key of an object comes twice; a number is not
-        finite; or a text is not Unicode.
+      Refused: the body is no object in JSON, in UTF-8; a key of an object comes twice; a number is
+        not finite; or a text is not Unicode.
     """
     try:
-        found = json.loads(body, object_pairs_hook=_once, parse_constant=_no_number)
+        text = body.decode("utf-8-sig")  # json.loads would take UTF-16, too
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
         if _SURROGATE.search(body):  # which UTF-8 cannot encode, unless it is one of a pair
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

@@ -233,6 +233,7 @@ def test_fields_that_change_nothing_are_taken(served: Served) -> None:
         (b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b"\xff\xfe{}", "not valid JSON"),
+        ('{"n": "\\ud800"}'.encode("utf-16"), "not valid JSON"),
     ],
 )
 def test_a_body_that_is_no_json_is_refused(body: bytes, said: str) -> None:
@@ -258,6 +259,9 @@ def test_a_server_without_keys_answers_no_page_in_a_browser() -> None:
     with serving(needs_key=False) as served:
         assert served.asked("/v1/models", key="anything")[0] == 200
         assert served.asked("/v1/models", key=None, Origin="http://evil.example")[0] == 403
+        # A name of the page's own that resolves to 127.0.0.1: it needs no Origin.
+        assert served.asked("/v1/models", key=None, Host="evil.example:80")[0] == 403
+        assert served.asked("/v1/models", key=None, Host="localhost:80")[0] == 200
         plain = {"Content-Type": "text/plain"}  # which a page may send without asking first
         assert served.asked("/v1/chat/completions", CHAT, None, **plain)[0] == 415
 
@@ -267,15 +271,23 @@ def test_paths_methods_and_bodies_have_limits(served: Served, monkeypatch: Any) 
     assert served.asked("/v1/nothing")[0] == 404
     assert served.asked("/v1/chat/completions")[0] == 405
     assert served.asked("/v1/chat/completions", b"x" * 1001)[0] == 413
+    packed = {"Content-Encoding": "gzip"}
+    assert served.asked("/v1/chat/completions", CHAT, **packed)[0] == 415
     head = f"POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
     head += "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
     with served.connected() as client:
         client.sendall(head.encode() + b"\r\n" + 3 * (b"200\r\n" + 512 * b" " + b"\r\n"))
         assert client.recv(12) == b"HTTP/1.1 413"
     smuggled = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n"
-    for lengths in ("Content-Length: 5\r\n", "content-length: 5\r\nContent-Length: 6\r\n"):
+    models = head.replace("POST /tokenize", "GET /v1/models")
+    for heads in (
+        head + "Content-Length: 5\r\n",
+        head + "content-length: 5\r\nContent-Length: 6\r\n",
+        models + "Content-Length: 5\r\n",
+        models.replace("1.1", "1.0") + "Connection: keep-alive\r\n",
+    ):
         with served.connected() as client:
-            client.sendall((head + lengths + "\r\n").encode() + smuggled)
+            client.sendall((heads + "\r\n").encode() + smuggled)
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
 
