@@ -113,7 +113,7 @@ class Harness(Environment):
             raise wrong(f"the unknown field {client.shown(unknown[0])!r}: there are {known}")
         found = {name: value for name, value in given.items() if value is not None}
         reward, rewards = found.get("reward"), found.get("rewards")
-        if reward is None and rewards is None and not self._section.rewards:
+        if reward is None and not rewards and not self._section.rewards:
             raise wrong("neither reward nor rewards, and rlax.rewards is empty")
         if not isinstance(rewards, list | None) or not all(map(_is_number, rewards or ())):
             raise wrong("rewards that are no list of finite numbers, one for each answer")

@@ -60,6 +60,7 @@ async def test_a_reply_becomes_the_outcome(harness: Harness) -> None:
     [
         ("[1]", "it must be an object"),
         ("{}", "neither reward nor rewards, and rlax.rewards is empty"),
+        ('{"rewards": []}', "neither reward nor rewards, and rlax.rewards is empty"),
         ('{"reward": true}', "no finite number"),
         ('{"reward": NaN}', "no finite number"),
         ('{"reward": 1' + "0" * 400 + "}", "no finite number"),
