@@ -77,13 +77,13 @@ class EnginePolicy:
     ) -> list[int]:
         source = await self._source()
         self._form.check(tools)
+        check_length((*messages, *tools), source, self._section.max_context_tokens, "messages")
         found = [for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
-        check_length((*found, *tools), "messages", source, self._section)
         return await self._encoded(lambda: source.encode_messages(found, None, tools), "messages")
 
     async def encode(self, text: str) -> list[int]:
         source = await self._source()
-        check_length((text,), "prompt", source, self._section)
+        check_length([text], source, self._section.max_context_tokens, "prompt")
         return await self._encoded(lambda: source.encode(text), "prompt")
 
     async def pieces(self, tokens: Sequence[int]) -> list[str]:

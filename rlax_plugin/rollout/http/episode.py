@@ -160,11 +160,12 @@ class EpisodePolicy:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
         self._form.check(tools)
-        found = tuple(for_template(one, f"messages[{i}]") for i, one in enumerate(messages))
-        return await self._encoded_messages(found, None, tools)
+        check_length((*messages, *tools), self._source, self.longest, "messages")
+        found = [for_template(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        return await self._encoded(lambda: self._source.encode_messages(found, None, tools))
 
     async def encode(self, text: str) -> list[int]:
-        check_length((text,), "prompt", self._source, self._section)
+        check_length([text], self._source, self.longest, "prompt")
         return await self._encoded(lambda: self._source.encode(text))
 
     async def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -217,6 +218,12 @@ class EpisodePolicy:
         if len(self._sampling) + asked.n > _MOST_CHOICES:
             reason = f"more than {_MOST_CHOICES} answers of the episode would be under way"
             raise Refused(reason, status=429, kind="rate_limit_error")
+        given = asked.given
+        if isinstance(given, np.ndarray) and len(given) > self.longest:
+            reason = f"prompt: {len(given)} tokens, a trajectory has at most {self.longest}"
+            raise Refused(reason, param="prompt", code="context_length_exceeded")
+        if isinstance(given, tuple):
+            check_length((*given, *asked.tools), self._source, self.longest, "messages")
         rollouts, measured = self._section.rollouts, self._section.evaluation.temperature
         temperature = rollouts.only_temperature
         if measured not in (None, temperature):  # a policy does not know what it is asked for
@@ -259,15 +266,6 @@ class EpisodePolicy:
             return given
         if isinstance(given, str):
             return await self.encode(given)
-        return await self._encoded_messages(given, after, tools)
-
-    async def _encoded_messages(
-        self,
-        given: Sequence[Message],
-        after: np.ndarray | None,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> list[int]:
-        check_length((*given, *tools), "messages", self._source, self._section)
         return await self._encoded(lambda: self._source.encode_messages(given, after, tools))
 
     async def _turn(self, turn: Turn, tokens: np.ndarray, most: int | None) -> Answer:

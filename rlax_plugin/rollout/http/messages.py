@@ -11,7 +11,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
@@ -24,7 +24,6 @@ from rlax_plugin.base.text.harmless import one_line, storable
 from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.base.tokens.stopping import cut
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollout.http.policy import AssistantMessage, Refused, ToolCall
 
@@ -328,6 +327,29 @@ def _expected(text: str, place: int, character: str) -> int:
 # --- what clients send back ----------------------------------------------------------------------
 
 
+def check_length(
+    parts: Iterable[Mapping[str, Any] | str], source: PromptSource, most_tokens: int, field: str
+) -> None:
+    """Checks, before anything is compared or encoded, that texts or messages could fit.
+
+    Args:
+      parts: all texts, messages and tools together.
+      most_tokens: that they may have as tokens.
+      field: name of the parts.
+
+    Raises:
+      Refused: even of the longest tokens there would be too many.
+    """
+    longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
+    characters, most = 0, most_tokens * longest
+    for part in parts:  # it ends early, for there may be millions
+        characters += len(str(part))
+        if characters > most:
+            reason = f"{field}: of more than {characters - 1} characters, only {most} could fit"
+            code = "context_length_exceeded"
+            raise Refused(f"{reason} into {most_tokens} tokens", param=field, code=code)
+
+
 def for_template(message: Message, where: str) -> dict[str, Any]:
     """Returns a client's message as chat templates read it.
 
@@ -379,24 +401,6 @@ def _arguments(text: Any) -> dict[str, Any] | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def check_length(
-    parts: Sequence[Message | str], field: str, source: PromptSource, section: RlaxSection
-) -> None:
-    """Checks, before messages, tools or a text are tokenised, that they are not far too long.
-
-    Args:
-      field: of the request, for the message.
-
-    Raises:
-      Refused: even the longest tokens would be too many.
-    """
-    longest = source.tokenizer.longest_token if source.tokenizer else _LONGEST_TOKEN
-    characters, most = sum(len(str(part)) for part in parts), section.max_context_tokens * longest
-    if characters > most:
-        reason = f"{field} has {characters} characters: at most {most} fit into its tokens"
-        raise Refused(reason, param=field)
 
 
 @dataclass(frozen=True, slots=True)

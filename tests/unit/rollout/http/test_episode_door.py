@@ -145,6 +145,13 @@ async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -
         session.limit = True
         status, error = await ask(access, messages=[user("1")])
         assert (status, error["code"]) == (400, "context_length_exceeded")
+        for path, body in (
+            ("chat/completions", {"messages": [user("")] * 2000}),
+            ("completions", {"prompt": "1" * 99999}),
+            ("completions", {"prompt": [4] * 9999}),
+        ):
+            status, error = await ask(access, path, **body)
+            assert (status, error["code"]) == (400, "context_length_exceeded"), (path, error)
         session.limit = False  # what failed is forgotten
         assert (await ask(access, messages=[user("4")]))[0] == 200
 
