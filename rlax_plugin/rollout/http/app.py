@@ -11,13 +11,14 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.rollout.http import wire
 from rlax_plugin.rollout.http.policy import Answered, Asked, Policy, Refused, Told
@@ -29,6 +30,11 @@ LIMITS = Limits(connections=1024, connection_s=30.0, answer_s=3600.0)
 
 MOST_BYTES = 16 << 20
 """Of a body, as of a message over gRPC."""
+
+MOST_HELD_BYTES = 16 * MOST_BYTES
+"""Of all large bodies together that are being received or read."""
+
+_LARGE_BYTES = 64 << 10  # as many may wait for each connection anyway
 
 _KINDS: Mapping[str, wire.Kind] = {
     "/v1/chat/completions": "chat",
@@ -61,12 +67,16 @@ class HttpDoor:
       needs_key: False if everybody who can connect may ask. A browser then may not, because any
         page that it shows could make it ask.
       answering: number of requests that are being answered.
+      held: bytes of large bodies; see ``MOST_HELD_BYTES``.
+      reading: held while a large body is parsed.
     """
 
     policy_of: PolicyOf
     count: Count = _uncounted
     needs_key: bool = True
     answering: int = 0
+    held: int = 0
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, began_s, code = scope["path"], time.perf_counter(), "CANCELLED"
@@ -87,9 +97,9 @@ class HttpDoor:
             policy = self._admitted(request)
             if request.scope["path"] == "/v1/models":
                 return await _send(send, 200, wire.models(policy))
-            body = await _body(request)
+            asked = await self._asked(request, policy)
             more = {}
-            return await _while_connected(request, _reply(policy, request, body, send))
+            return await _while_connected(request, _reply(policy, asked, send))
         except Refused as error:
             if error.status == 401:
                 more = {**more, "www-authenticate": "Bearer"}
@@ -125,6 +135,35 @@ class HttpDoor:
             raise Refused(f"{path} takes {_METHODS[path]} only", status=405)
         return policy
 
+    async def _asked(self, request: Request, policy: Policy) -> wire.Wanted | wire.ToTokenize:
+        """Reads a request; large ones one after the other, beside the event loop.
+
+        So many seconds of parsing delay no other client, and memory has a limit.
+        """
+        body, path, sent = bytearray(), request.scope["path"], _sent(request.headers)
+        counted = 0
+        try:
+            async for piece in _pieces(request):
+                body += piece
+                if len(body) > _LARGE_BYTES:
+                    self.held += len(body) - counted
+                    counted = len(body)
+                    if self.held > MOST_HELD_BYTES:
+                        reason = "too many large requests come at the same time: try again later"
+                        raise Refused(reason, status=429, kind="rate_limit_error")
+
+            def read() -> wire.Wanted | wire.ToTokenize:
+                if path == "/tokenize":
+                    return wire.to_tokenize(bytes(body), policy.name)
+                return wire.wanted(_KINDS[path], bytes(body), policy.name, sent)
+
+            if not counted:
+                return read()
+            async with self.reading:
+                return await asyncio.wrap_future(on_daemon(read, "rlax-http-body"))
+        finally:
+            self.held -= counted
+
 
 def _key(headers: Headers) -> str | None:
     """The key that a request shows; None if there is none, or not exactly one."""
@@ -133,7 +172,12 @@ def _key(headers: Headers) -> str | None:
     return key.strip() if scheme.lower() == "bearer" else None
 
 
-async def _body(request: Request) -> bytes:
+async def _pieces(request: Request) -> AsyncGenerator[bytes]:
+    """The body of a request, as it comes.
+
+    Raises:
+      Refused: it is too long, or not of the right type.
+    """
     headers = request.headers
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Refused("Content-Encoding: a body must not be compressed", status=415)
@@ -142,12 +186,12 @@ async def _body(request: Request) -> bytes:
     too_long = Refused(f"the body must have at most {MOST_BYTES:,} bytes", status=413)
     if int(headers.get("content-length", 0)) > MOST_BYTES:  # h11 has checked that it is a number
         raise too_long
-    found = bytearray()
+    size = 0
     async for piece in request.stream():
-        found += piece
-        if len(found) > MOST_BYTES:
+        size += len(piece)
+        if size > MOST_BYTES:
             raise too_long
-    return bytes(found)
+        yield piece
 
 
 def _sent(headers: Headers) -> Asked:
@@ -179,11 +223,9 @@ async def _while_connected(request: Request, reply: Coroutine[Any, Any, int]) ->
         await asyncio.gather(replying, gone, return_exceptions=True)
 
 
-async def _reply(policy: Policy, request: Request, body: bytes, send: Send) -> int:
-    path = request.scope["path"]
-    if path == "/tokenize":
-        return await _send(send, 200, await wire.tokenized(body, policy))
-    wanted = wire.wanted(_KINDS[path], body, policy.name, _sent(request.headers))
+async def _reply(policy: Policy, wanted: wire.Wanted | wire.ToTokenize, send: Send) -> int:
+    if not isinstance(wanted, wire.Wanted):
+        return await _send(send, 200, await wire.tokenized(wanted, policy))
     form = wire.Form(wanted, secrets.token_hex(16), policy)
     if not wanted.stream:
         return await _send(send, 200, await form.body(await _answers(policy, wanted)))

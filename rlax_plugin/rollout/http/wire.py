@@ -374,26 +374,38 @@ def _prompts(fields: _Fields) -> list[np.ndarray | str]:
     return [one if isinstance(one, str) else np.array(one, np.int32) for one in prompts]
 
 
-async def tokenized(body: bytes, policy: Policy) -> dict[str, Any]:
-    """Answers ``/tokenize``: of a prompt, or of messages and tools.
+ToTokenize = str | tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]
+"""A prompt, or messages and tools."""
+
+
+def to_tokenize(body: bytes, name: str) -> ToTokenize:
+    """Returns what ``/tokenize`` is asked for.
 
     Raises:
       Refused: see ``wanted``.
     """
     fields = _Fields(parsed(body))
-    _check_model(fields, policy.name)
+    _check_model(fields, name)
     text = fields.take("prompt", str, "a text")
     special = fields.take("add_special_tokens", bool, "true or false")
     if special not in (None, text is not None):
         reason = "is not supported; only true for a prompt and false for messages is"
         raise fields.refused("add_special_tokens", reason, special)
-    if text is None:
-        messages, tools = _messages(fields), _tools(fields)
-        fields.done()
-        tokens = await policy.render(messages, tools)
+    chat = (_messages(fields), _tools(fields)) if text is None else ((), ())
+    fields.done()
+    return chat if text is None else text
+
+
+async def tokenized(asked: ToTokenize, policy: Policy) -> dict[str, Any]:
+    """Answers what ``to_tokenize`` returned.
+
+    Raises:
+      Refused: see ``Policy``.
+    """
+    if isinstance(asked, str):
+        tokens = await policy.encode(asked)
     else:
-        fields.done()
-        tokens = await policy.encode(text)
+        tokens = await policy.render(*asked)
     return {"count": len(tokens), "max_model_len": policy.longest, "tokens": [*map(int, tokens)]}
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -290,6 +291,36 @@ def test_paths_methods_and_bodies_have_limits(served: Served, monkeypatch: Any) 
             client.sendall((heads + "\r\n").encode() + smuggled)
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
         assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_large_bodies_have_a_limit_together_and_delay_no_small_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "MOST_HELD_BYTES", 150_000)
+    head = f"POST /tokenize HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 90000\r\n\r\n"
+    large = CHAT | {"user": "u" * 80_000}
+    with served.connected() as client:
+        client.sendall(head.encode() + b" " * 80_000)
+        wait_until(lambda: served.door.held == 80_000, "the body is not received")
+        assert served.asked("/v1/chat/completions", large)[0] == 429
+        assert served.asked("/v1/chat/completions", CHAT)[0] == 200
+    wait_until(lambda: not served.door.held, "the body is still held")
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(kind: Any, body: bytes, *rest: Any) -> Any:
+        if len(body) > 80_000:
+            begun.set()
+            assert go.wait(LIMIT_S)
+        return wanted(kind, body, *rest)
+
+    monkeypatch.setattr(app.wire, "wanted", slow)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(served.asked, "/v1/chat/completions", large)
+        assert begun.wait(LIMIT_S)
+        assert served.asked("/v1/chat/completions", CHAT)[0] == 200
+        go.set()
+        assert waiting.result(LIMIT_S)[0] == 200
 
 
 def test_a_connection_serves_one_request_after_the_other(served: Served) -> None:
