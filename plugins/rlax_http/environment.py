@@ -119,6 +119,9 @@ class Harness(Environment):
             raise wrong("rewards that are no list of finite numbers, one for each answer")
         if reward is not None and not _is_number(reward):
             raise wrong("a reward that is no finite number")
+        if rewards and not access.in_order:
+            reason = "answers were sampled at the same time, or one reached no client"
+            raise wrong(f"rewards, and their order is not known, as {reason}: reply reward")
         text, ended = found.get("text"), found.get("ended", "done")
         if not isinstance(text, str | None):
             raise wrong("a text that is no text")

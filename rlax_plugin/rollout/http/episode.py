@@ -70,6 +70,15 @@ class Access:
         """Number of samples by ``rlax_plugin.rollout.http.sessions.Kind``."""
         return {kind: count for kind, count in self._policy.conversations.counts.items()}
 
+    @property
+    def in_order(self) -> bool:
+        """True if the program knows the order of the answers: they came one by one, and to it.
+
+        False once two were being sampled at the same time, or if a client had gone before its
+        answer came and did not ask again.
+        """
+        return not self._policy.unordered and self._policy.conversations.all_delivered
+
 
 class EpisodeDoor:
     """Serves the episodes of one process over HTTP, on a port of its own; it starts when needed.
@@ -132,6 +141,7 @@ class EpisodePolicy:
     Attributes:
       conversations: of the episode.
       used: see ``Access``.
+      unordered: True once two answers were being sampled at the same time.
     """
 
     def __init__(
@@ -150,7 +160,7 @@ class EpisodePolicy:
         self._stop_strings = stop_strings_of(source) if ends else ()
         self._stop_ids = source.stop_ids if ends else ()
         self._sampling: set[asyncio.Task[tuple[np.ndarray, Choice]]] = set()
-        self._has_first = self._over = False
+        self._has_first = self._over = self.unordered = False
 
     @property
     def longest(self) -> int:
@@ -191,6 +201,7 @@ class EpisodePolicy:
         turns = self.conversations.ask(asked)
         for turn in turns:
             if turn.reply is None:
+                self.unordered |= bool(self._sampling)
                 task = turn.reply = asyncio.ensure_future(self._sampled(turn, asked))
                 self._sampling.add(task)
                 task.add_done_callback(self._ended)

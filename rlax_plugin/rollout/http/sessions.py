@@ -260,6 +260,12 @@ class Conversations:
         }
         self._named = {name: one for name, one in self._named.items() if one is not turn}
 
+    @property
+    def all_delivered(self) -> bool:
+        """True unless the client of an answer had gone and has not asked for it again."""
+        requests = (turns for equal in self._asked.values() for turns in equal)
+        return all(turn.clients for turns in requests for turn in turns if turn.done)
+
     def lost(self, turns: Sequence[Turn]) -> None:
         """Says that a client has gone without the answer, which it may ask for again."""
         for turn in turns:

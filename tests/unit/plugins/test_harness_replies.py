@@ -38,10 +38,10 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Harness:
     return Harness(CONFIG, SimpleNamespace(section=section))  # type: ignore[arg-type]
 
 
-async def outcome(harness: Harness, text: str) -> Outcome:
+async def outcome(harness: Harness, text: str, in_order: bool = True) -> Outcome:
     client = Client(CONFIG, URL, ApiKey(""))
     try:
-        access: Any = SimpleNamespace(requests={"begun": 2})
+        access: Any = SimpleNamespace(requests={"begun": 2}, in_order=in_order)
         return harness._outcome(client, json.loads(text), access)
     finally:
         await client.close()
@@ -53,6 +53,14 @@ async def test_a_reply_becomes_the_outcome(harness: Harness) -> None:
     )
     assert found == Outcome("x", (), "cut", {"requests_begun": 2.0, "a": 2.0}, 1.0)
     assert (await outcome(harness, '{"rewards": [1, 0.5]}')).rewards == (1.0, 0.5)
+
+
+async def test_rewards_of_answers_in_an_order_that_nobody_knows_are_refused(
+    harness: Harness,
+) -> None:
+    with pytest.raises(ServerError, match="order is not known"):
+        await outcome(harness, '{"rewards": [1, 0.5]}', in_order=False)
+    assert (await outcome(harness, '{"reward": 1, "rewards": []}', in_order=False)).reward == 1.0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sections import section_with
 
 from rlax_plugin.api import EpisodeDoor
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
+from rlax_plugin.rollout.http.policy import Asked
 from rlax_plugin.testing.task import CHARACTERS, Numbers, NumbersConfig, encode
 
 
@@ -46,6 +47,7 @@ class Session:
         self.asked: list[tuple[Sequence[int], int, int | None]] = []
         self.begun: list[Sequence[int]] = []
         self.limit = False
+        self.hold: asyncio.Event | None = None
 
     async def sample(self, given: Any, trajectory: int = 0, *, most_tokens: Any = None) -> Answer:
         if self.limit:
@@ -53,6 +55,8 @@ class Session:
         self.asked.append((given, trajectory, most_tokens))
         if [*given[:1]] == [11]:
             await asyncio.get_running_loop().create_future()
+        if self.hold is not None:
+            await self.hold.wait()
         tokens, logprobs = np.array([7, 1], np.int32), np.array([-0.5, -1.5], np.float32)
         return Answer(tokens, "5", "stop", logprobs, 3)
 
@@ -217,3 +221,26 @@ async def test_of_an_episode_32_answers_may_be_under_way(door: EpisodeDoor) -> N
             replies = [reply["choices"][0]["message"] for _, reply in await asyncio.gather(*held)]
     assert {reply["content"] for reply in replies} == {*CHARACTERS[1:32]}
     assert [trajectory for _, trajectory, _ in session.asked] == [*range(32)]
+
+
+async def test_the_order_of_answers_is_known_if_they_came_one_by_one(door: EpisodeDoor) -> None:
+    async with door.open(Session()) as access:  # type: ignore[arg-type]
+        for text in ("1", "2"):
+            await ask(access, messages=[user(text)])
+        assert access.in_order
+        await ask(access, messages=[user("3")], n=2)
+        assert not access.in_order
+    async with door.open(session := Session()) as access:  # type: ignore[arg-type]
+        session.hold = asyncio.Event()
+        policy, asked = access._policy, Asked((user("1"),))
+        going = asyncio.ensure_future(policy.answer(asked, None))
+        while not session.asked:
+            await asyncio.sleep(0.01)
+        going.cancel()
+        await asyncio.wait([going])
+        session.hold.set()
+        while policy._sampling:
+            await asyncio.sleep(0.01)
+        assert not access.in_order  # it is a turn that no client has got
+        await policy.answer(asked, None)
+        assert access.in_order and len(session.asked) == 1
