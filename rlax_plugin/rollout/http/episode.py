@@ -74,8 +74,8 @@ class Access:
     def in_order(self) -> bool:
         """True if the program knows the order of the answers: they came one by one, and to it.
 
-        False once two were being sampled at the same time, or if a client had gone before its
-        answer came and did not ask again.
+        False once two were being sampled at the same time, or if one was lost: its client had gone
+        and did not ask again, or the answer could not be read.
         """
         return not self._policy.unordered and self._policy.conversations.all_delivered
 
@@ -141,7 +141,7 @@ class EpisodePolicy:
     Attributes:
       conversations: of the episode.
       used: see ``Access``.
-      unordered: True once two answers were being sampled at the same time.
+      unordered: True once two answers were being sampled at the same time, or one was lost here.
     """
 
     def __init__(
@@ -255,6 +255,7 @@ class EpisodePolicy:
 
     async def _sampled(self, turn: Turn, asked: Asked) -> tuple[np.ndarray, Choice]:
         """Samples one choice; returns its context, too."""
+        answer: Answer | None = None
         try:
             given = np.asarray(await self._given(turn), np.int32)
             before = turn.line.tokens if turn.extends else turn.prefix
@@ -266,7 +267,8 @@ class EpisodePolicy:
                 message = await self._off_loop(lambda: self._form.message(*said))
             self.conversations.answered(turn, given, answer.tokens, message)
         except BaseException:
-            self.conversations.failed(turn)
+            self.unordered |= answer is not None  # the trainer has it, the program does not
+            self.conversations.failed(turn, sampled=answer is not None)
             raise
         rest = answer.text, answer.finish, answer.version, message
         return context, Choice(answer.tokens, answer.logprobs, *rest)

@@ -49,6 +49,7 @@ _PROBE_TOOL = {
 _QUESTION = {"role": "user", "content": "question"}
 _EXCERPT = 100  # characters of a value that is refused
 _LONGEST_TOKEN = 256  # characters of a token, of a prompt source that names no tokenizer
+_DEEPEST = 64  # levels of lists and objects in a message; Python's own limit depends on the caller
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 _Call = tuple[str, str]
@@ -95,8 +96,9 @@ class AnswerForm:
     ) -> AssistantMessage:
         """Returns the message of a sampled answer.
 
-        A call that is not exactly of the form, such as one that was cut, stays content, and so do
-        all calls beside it. Without tools there are no calls.
+        A call that is not exactly of the form, such as one that was cut, or whose arguments are
+        nested too deeply, stays content, and so do all calls beside it. Without tools there are
+        no calls.
 
         Args:
           tokens: int32 [length], the stop token included.
@@ -136,6 +138,8 @@ class AnswerForm:
         # Without marks, an answer that only looks like a call is told by the name.
         marked = self.calls == "hermes"
         if not calls or not (marked or all(name in names for name, _ in calls)):
+            return None
+        if any(_arguments(written) is None for _, written in calls):  # nobody could send it back
             return None
         return content, calls
 
@@ -350,6 +354,24 @@ def check_length(
             raise Refused(f"{reason} into {most_tokens} tokens", param=field, code=code)
 
 
+def check_depth(value: Any, field: str) -> None:
+    """Refuses a value that is nested too deeply to be compared and rendered.
+
+    Raises:
+      Refused: so it is; with the field's name.
+    """
+    if _is_deeper(value, _DEEPEST):
+        reason = f"{field} is nested deeper than {_DEEPEST} levels"
+        raise Refused(reason, param=field)
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value
+    return not most or any(_is_deeper(one, most - 1) for one in inner)
+
+
 def for_template(message: Message, where: str) -> dict[str, Any]:
     """Returns a client's message as chat templates read it.
 
@@ -362,6 +384,7 @@ def for_template(message: Message, where: str) -> dict[str, Any]:
     Raises:
       Refused: it is no message of OpenAI's API.
     """
+    check_depth(message, where)
     found = {key: value for key, value in message.items() if value is not None}
     reasoning = found.pop("reasoning", None)
     if reasoning is not None:
@@ -391,7 +414,9 @@ def _call_for_template(call: Any, where: str) -> dict[str, Any]:
     arguments = _arguments(function.get("arguments"))
     if arguments is None:
         field = f"{where}.function.arguments"
-        raise Refused(f"{field} must be the JSON text of an object", param=field)
+        raise Refused(
+            f"{field} must be the JSON text of an object, of at most {_DEEPEST} levels", param=field
+        )
     return {**call, "function": {**function, "arguments": arguments}}
 
 
@@ -400,7 +425,7 @@ def _arguments(text: Any) -> dict[str, Any] | None:
         found = json.loads(text, parse_constant=_no_number)
     except (TypeError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not _is_deeper(found, _DEEPEST) else None
 
 
 @dataclass(frozen=True, slots=True)

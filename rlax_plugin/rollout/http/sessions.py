@@ -27,6 +27,7 @@ import numpy as np
 from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.rollout.http.messages import (
     Signature,
+    check_depth,
     for_template,
     signature_of,
     signature_of_answer,
@@ -189,7 +190,7 @@ class Conversations:
         self.counts: Counter[Kind] = Counter(dict.fromkeys(get_args(Kind), 0))
         self._lines: list[Line] = []
         self._asked: dict[bytes, list[tuple[Turn, ...]]] = {}  # by hash; those that did not fail
-        self._named: dict[str, Turn] = {}  # the first turn of a request with an id
+        self._named: dict[str, Turn] = {}  # a turn of the request with an id, for edges
         self._newest: Turn | None = None
         self._turns = 0
 
@@ -206,6 +207,7 @@ class Conversations:
         given = asked.given
         if isinstance(given, tuple):
             given = tuple(for_template(one, f"messages[{i}]") for i, one in enumerate(given))
+        check_depth(asked.tools, "tools")
         key = _key(asked)
         if (earlier := self._earlier(key, asked)) is not None:
             self.counts["retried"] += len(earlier)
@@ -248,10 +250,14 @@ class Conversations:
         # There are as many turns as answers, each with the whole history.
         turn.prefix, turn.after, turn.given, turn.signatures = _NOTHING, None, "", ()
 
-    def failed(self, turn: Turn) -> None:
-        """Forgets a turn that was not answered, with all turns of its request."""
+    def failed(self, turn: Turn, *, sampled: bool = False) -> None:
+        """Forgets a turn that was not answered, with all turns of its request.
+
+        Args:
+          sampled: True: the trajectory has the answer, but not here, so no request goes on with it.
+        """
         turn.line.busy = False
-        if not turn.extends:
+        if sampled or not turn.extends:
             self._lines.remove(turn.line)
         self._asked = {
             key: left
@@ -276,8 +282,6 @@ class Conversations:
     def _earlier(self, key: bytes, asked: Asked) -> tuple[Turn, ...] | None:
         """Returns the turns of an equal request that is sent again; None if there is none."""
         requests = self._asked.get(key, [])
-        if asked.id:
-            requests = [one for one in requests if one[0] is self._named.get(asked.id)]
         lost = next((one for one in requests if not one[0].clients), None)
         if not requests or (lost is None and not asked.retry and not asked.id):
             return None
@@ -417,6 +421,7 @@ def _key(asked: Asked) -> bytes:
     """Returns a hash of all of a request but its edge and the number of tries."""
     given = asked.given.tolist() if isinstance(asked.given, np.ndarray) else asked.given
     settings = (
+        asked.id,
         *(asked.tools, asked.n, asked.most_tokens, asked.temperature, asked.top_p, asked.top_k),
         *(asked.seed, asked.stop, asked.stop_ids),
     )

@@ -15,7 +15,8 @@ from sections import section_with
 
 from rlax_plugin.api import EpisodeDoor
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
-from rlax_plugin.rollout.http.policy import Asked
+from rlax_plugin.rollout.http.messages import AnswerForm
+from rlax_plugin.rollout.http.policy import Asked, AssistantMessage
 from rlax_plugin.testing.task import CHARACTERS, Numbers, NumbersConfig, encode
 
 
@@ -244,3 +245,24 @@ async def test_the_order_of_answers_is_known_if_they_came_one_by_one(door: Episo
         assert not access.in_order  # it is a turn that no client has got
         await policy.answer(asked, None)
         assert access.in_order and len(session.asked) == 1
+
+
+async def test_an_answer_that_cannot_be_read_ends_its_trajectory(
+    door: EpisodeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer has recorded it, so its trajectory is not what the program knows."""
+
+    def fails(*_: Any) -> AssistantMessage:
+        raise RuntimeError("no text")
+
+    async with door.open(session := Session()) as access:  # type: ignore[arg-type]
+        policy, first = access._policy, user("1")
+        await policy.answer(Asked((first,)), None)
+        asked = Asked((first, {"role": "assistant", "content": "5"}, user("2")))
+        with monkeypatch.context() as patch:
+            patch.setattr(AnswerForm, "message", fails)
+            with pytest.raises(RuntimeError):
+                await policy.answer(asked, None)
+        await policy.answer(asked, None)
+        assert [trajectory for _, trajectory, _ in session.asked] == [0, 0, 1]
+        assert not access.in_order

@@ -235,8 +235,46 @@ def test_the_same_request_sent_again_is_sampled_once() -> None:
     found.failed(second)
     third = ask(found, user("1"), said, user("2"), retry=1)
     assert third is not second and third.kind == "parallel"  # that of the line before this one
+    prompts = [ask(found, user(text), id="r0") for text in "56"]  # of one completion request
+    assert [ask(found, user(text), id="r0") for text in "56"] == prompts
     named = ask(found, user("9"), id="r1")
     assert ask(found, user("9"), id="r1") is named and ask(found, user("9"), id="r2") is not named
+
+
+def test_no_request_goes_on_with_an_answer_that_failed_after_it_was_sampled() -> None:
+    found = Conversations()
+    first = ask(found, user("1"))
+    said = answer(found, first, "a")
+    second = ask(found, user("1"), said, user("2"))
+    found.failed(second)
+    second = ask(found, user("1"), said, user("2"))
+    assert second.line is first.line
+    found.failed(second, sampled=True)  # the trainer's trajectory has an answer more
+    third = ask(found, user("1"), said, user("2"), retry=1)
+    assert third.line is not first.line and not third.extends
+
+
+def nested(levels: int) -> Any:
+    value: Any = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_what_is_nested_too_deeply_is_refused_with_its_field() -> None:
+    deep = {"name": "add", "arguments": json.dumps({"a": nested(900)})}
+    called = {"role": "assistant", "tool_calls": [{"function": deep}]}
+    cases: dict[str, tuple[Messages, Any]] = {
+        "messages[1]": ([user("1"), {**user("2"), "more": nested(900)}], ()),
+        "messages[0].tool_calls[0].function.arguments": ([called], ()),
+        "tools": ([user("1")], ({**ADD[0], "more": nested(900)},)),
+    }
+    for name, (messages, tools) in cases.items():
+        with pytest.raises(Refused, match="levels") as raised:
+            ask(Conversations(), *messages, tools=tools)
+        assert raised.value.param == name and raised.value.status == 400
+    deep["arguments"] = json.dumps({"a": nested(60)})
+    assert ask(Conversations(), called).kind == "begun"
 
 
 def test_declared_edges_win_over_what_is_found() -> None:
