@@ -43,7 +43,7 @@ class RecordedBase:
     def check_alpha(self, config: Any) -> None:
         """Raises a ConfigError if MaxText's config has another alpha."""
         if (alpha := config.lora.lora_alpha) != self.alpha:
-            reason = f"must be {self.alpha:g}, with which the adapters in {self.run} were trained"
+            reason = f"must be {self.alpha!r}, with which the adapters in {self.run} were trained"
             raise ConfigError("lora.lora_alpha", alpha, reason)
 
     def checked(self, path: str, name: str, array: np.ndarray) -> np.ndarray:

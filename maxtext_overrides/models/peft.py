@@ -3,16 +3,18 @@
 PEFT computes ``W x + (lora_alpha / r) B (A x)`` with W [outputs, inputs], A [r, inputs] and
 B [outputs, r], which are the tensors of ``adapter_model.safetensors``. ``adapter_config.json`` says
 the rest. A directory is read only if its adapters are those of the config in every respect: the
-modules by the names of the tensors, rank and alpha by their keys, and no key of PEFT with a value
-that would compute something else. The layout of A and B follows from that of W (``rules``).
+modules by the names of the tensors and by ``target_modules``, without which PEFT drops a tensor,
+rank and alpha by their keys, and no key of PEFT with a value that would compute something else. The
+layout of A and B follows from that of W (``rules``).
 
 Facts read in peft 0.21.2: ``tuners/lora/config.py``, ``tuners/lora/layer.py``,
-``utils/save_and_load.py``.
+``tuners/tuners_utils.py`` (``check_target_module_exists``), ``utils/save_and_load.py``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -56,6 +58,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal", None),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
+    "exclude_modules": (None, []),
     "loftq_config": ({}, None),
     "modules_to_save": (None, []),
     "target_parameters": (None, []),
@@ -64,7 +67,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 _IGNORED = (
     "auto_mapping",
     "base_model_name_or_path",
-    "exclude_modules",
     "inference_mode",
     "layers_pattern",
     "lora_alpha",
@@ -93,7 +95,28 @@ def _check_keys(path: str, config: Any) -> None:
             reason = f"{key} in {ADAPTER_CONFIG} must be a number above 0, and is {wanted!r:.100}"
             raise ConfigError(KEY, path, reason)
         if value != wanted:
-            raise ConfigError(f"lora.{own}", value, f"must be {wanted:g}, {key} of {file}")
+            raise ConfigError(f"lora.{own}", value, f"must be {wanted!r:.100}, {key} of {file}")
+
+
+def _check_targets(path: str, model: tuple[Variable, ...]) -> None:
+    """Raises a ConfigError if PEFT would drop tensors that the directory has."""
+    targets = huggingface_config.read(Path(path) / ADAPTER_CONFIG).get("target_modules")
+    for module in _paths(model):
+        if not _is_target(module, targets):
+            reason = f"target_modules in {ADAPTER_CONFIG} must match {module}, whose tensors are in"
+            reason += f" {ADAPTERS}, and is {json.dumps(targets):.100}"
+            raise ConfigError(KEY, path, reason)
+
+
+def _is_target(module: str, targets: Any) -> bool:
+    """True if PEFT adapts a module of the layers, none of which is the output layer."""
+    if isinstance(targets, str):
+        try:
+            return targets == "all-linear" or re.fullmatch(targets, module) is not None
+        except re.error:
+            return False
+    names = [one for one in targets if isinstance(one, str)] if isinstance(targets, list) else []
+    return any(module == one or module.endswith(f".{one}") for one in names)
 
 
 def _is_one_of(value: Any, right: tuple[Any, ...]) -> bool:
@@ -138,6 +161,7 @@ def _opened(config: Any, path: str, model: tuple[Variable, ...]) -> SafetensorsD
         if doubles := source.doubles:
             reason = f"the tensor {min(doubles)} is float64, which would be rounded to float32"
             raise ConfigError(KEY, path, reason)
+        _check_targets(path, model)
     return source
 
 
@@ -221,12 +245,17 @@ def _architecture(config: Any) -> Architecture:
 
 def _modules(config: Any, model: tuple[Variable, ...]) -> list[str]:
     """Returns ``target_modules``: names of modules, or paths of those not adapted in all layers."""
-    paths = [
+    paths = _paths(model)
+    layers = Counter(path.rpartition(".")[2] for path in paths)
+    whole = {name for name, count in layers.items() if count == _architecture(config).layers}
+    return sorted({name if (name := p.rpartition(".")[2]) in whole else p for p in paths})
+
+
+def _paths(model: tuple[Variable, ...]) -> list[str]:
+    """Returns the modules of the adapters by their paths in the model of transformers."""
+    return [
         name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         for one in model
         for name in one.tensors
         if name.endswith(".lora_A.weight")
     ]
-    layers = Counter(path.rpartition(".")[2] for path in paths)
-    whole = {name for name, count in layers.items() if count == _architecture(config).layers}
-    return sorted({name if (name := p.rpartition(".")[2]) in whole else p for p in paths})

@@ -38,7 +38,10 @@ CONFIG = {
     "qalora_group_size": 16,
     "r": RANK,
     "rank_pattern": {},
-    "target_modules": ["q_proj"],
+    "target_modules": [
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ],
     "task_type": "CAUSAL_LM",
     "use_dora": False,
     "use_rslora": False,

@@ -126,7 +126,10 @@ def test_an_export_for_peft_has_the_adapters_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("lora.lora_alpha=16", r"^lora\.lora_alpha = 16\.0: must be 8, with which the adapters in"),
+        (
+            "lora.lora_alpha=16",
+            r"^lora\.lora_alpha = 16\.0: must be 8\.0, with which the adapters in",
+        ),
         (
             "load_parameters_path=other/checkpoints/0/items",
             r"^load_parameters_path = .*other/.*: is not the base of the adapters in .*/tiny, ",

@@ -141,6 +141,16 @@ def configured(base, tmp_path, lora, **keys):
         ("peft_type", "LOHA", 'peft_type: "LORA"'),
         ("trainable_token_indices", [1], "trainable_token_indices: null"),
         ("of_a_later_peft", False, "of_a_later_peft: null in adapter_config.json, and has false"),
+        ("exclude_modules", ["q_proj"], "exclude_modules: null"),
+        ("target_modules", ["q_proj", "v_proj", "o_proj"], "must match model.layers.0.self_attn.k"),
+        ("target_modules", ["proj", "q_proj"], "must match model.layers.0.self_attn.k_proj"),
+        ("target_modules", r".*\.(q|k|v|o)_proj", "must match model.layers.0.mlp.gate_proj"),
+        (
+            "target_modules",
+            "(",
+            'q_proj, whose tensors are in adapter_model.safetensors, and is "("',
+        ),
+        ("target_modules", None, "and is null"),
         ("r", "4", "r in adapter_config.json must be a number above 0"),
     ],
 )
@@ -151,6 +161,11 @@ def test_what_peft_would_compute_otherwise_is_rejected_by_key(
     with pytest.raises(ConfigError, match=re.escape(reason)) as error:
         read(path)
     assert error.value.key == "lora.lora_restore_path"
+
+
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.layers\.\d\..*_proj"])
+def test_target_modules_may_be_a_pattern(base, read, tmp_path, targets):
+    read(directories.write(tmp_path / "adapters", base.tensors, target_modules=targets))
 
 
 def changed(name, change):
@@ -200,14 +215,21 @@ def test_adapters_are_read_in_float32_from_a_smaller_dtype(base, read, tmp_path)
 def test_the_config_must_have_rank_alpha_and_base_of_the_directory(base, read, tmp_path):
     for lora, keys, error in (
         ({"lora_rank": 8}, {}, r"^lora\.lora_rank = 8: must be 4, r of .*config\.json"),
-        ({"lora_alpha": 8.0}, {}, r"^lora\.lora_alpha = 8\.0: must be 6, lora_alpha of"),
         ({}, {"load_parameters_path": ""}, r"^load_parameters_path = '': must be set: the base of"),
+        ({"lora_alpha": 8.0}, {}, r"^lora\.lora_alpha = 8\.0: must be 6, lora_alpha of"),
     ):
         lora["lora_restore_path"] = base.path
         config = configured(base, tmp_path, lora, **keys)
         shapes = published(nnx.state(abstract_model(config, "train")))
         with pytest.raises(ConfigError, match=error):
             adapter_files.check_first_adapters(config, {n: a.shape for n, a in shapes.items()})
+
+
+@pytest.mark.parametrize("alpha", [22.627416997969522, 10**400])
+def test_an_alpha_is_asked_for_by_all_its_digits(base, read, tmp_path, alpha):
+    path = directories.write(tmp_path / "adapters", base.tensors, lora_alpha=alpha)
+    with pytest.raises(ConfigError, match=rf"^lora\.lora_alpha = 6\.0: must be {alpha!r:.100}, "):
+        read(path)
 
 
 def test_pickled_adapters_are_not_read(base, read, tmp_path):
