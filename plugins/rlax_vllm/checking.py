@@ -16,6 +16,7 @@ from rlax_plugin.api import (
     first_above,
     is_loopback,
     one_line,
+    stop_strings_of,
 )
 from rlax_vllm.options import OWN, TESTED, Argument, VllmConfig
 
@@ -126,7 +127,7 @@ def check(config: VllmConfig, context: BuildContext) -> CheckResult:
     """Describes the model for vLLM, and asks the environment for its version.
 
     Raises:
-      ConfigError: the model cannot be served, or there is no vLLM.
+      ConfigError: the model cannot be served, samples would end at texts, or there is no vLLM.
     """
     from rlax_vllm.model import CPU_HEADS, model_of
 
@@ -134,6 +135,13 @@ def check(config: VllmConfig, context: BuildContext) -> CheckResult:
     if context.maxtext.get("hardware") == "cpu" and model.head_dim not in CPU_HEADS:
         sizes = ", ".join(map(str, CPU_HEADS))
         raise ConfigError("head_dim", model.head_dim, f"vLLM on CPUs takes one of {sizes}")
+    key = "rlax.prompt_source"
+    source = context.part("prompt_source", context.section.prompt_source, key)
+    if texts := stop_strings_of(source):
+        reason = (
+            f"its samples end at {', '.join(map(repr, texts))}: the engine vllm has no stop strings"
+        )
+        raise ConfigError(f"{key}.name", context.section.prompt_source.name, reason)
     says = {"vLLM serves": f"{model.content['architectures'][0]} in {model.dtype}"}
     warnings = []
     if config.python:

@@ -1,8 +1,10 @@
 """The model and the arguments that vLLM's server is started with, and what ``rlax check`` says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from part_stubs import SourceStub
 from rlax_vllm import checking
 from rlax_vllm.model import context_tokens, model_of, server_arguments
 from rlax_vllm.options import OWN, VllmConfig
@@ -57,7 +59,8 @@ def test_the_server_gets_the_runs_model_and_limits() -> None:
 
 
 def test_check_describes_the_model_and_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    context, config = TinyModel().context(), VllmConfig(python=PYTHON)
+    source, config = SourceStub(), VllmConfig(python=PYTHON)
+    context = replace(TinyModel().context(), part=lambda *choice: source)
     monkeypatch.setattr(checking, "installed", lambda python: "0.31.0")
     result = checking.check(config, context)
     ((key, said),) = result.warnings
@@ -66,6 +69,9 @@ def test_check_describes_the_model_and_the_version(monkeypatch: pytest.MonkeyPat
     assert len(result.memory) == 4 and all(result.memory.values())
     monkeypatch.setattr(checking, "installed", lambda python: "0.32.0")
     assert checking.check(config, context).warnings == []
+    source.stop_strings = ("Q:",)
+    with pytest.raises(ConfigError, match="its samples end at 'Q:': the engine vllm has no stop"):
+        checking.check(config, context)
 
 
 def test_heads_that_vllm_on_cpus_does_not_take_are_refused() -> None:
