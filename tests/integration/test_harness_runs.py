@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from processes import finished, python_path
-from runs import CONFIG, DEADLINE_S, plugins
+from runs import CONFIG, DEADLINE_S, Run, command, lines, plugins
 
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.run.state.read_samples import rows_of
@@ -46,10 +47,13 @@ def harness(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
             program.kill()
 
 
+def played_at(port: int) -> str:
+    return f"rlax.environment={{name: http, url: 'http://127.0.0.1:{port}/play'}}"
+
+
 def train(directory: Path, port: int, kill_at: str = "") -> str:
     done = finished(
-        *("train", CONFIG, *SETTINGS),
-        f"rlax.environment={{name: http, url: 'http://127.0.0.1:{port}/play'}}",
+        *("train", CONFIG, *SETTINGS, played_at(port)),
         cwd=directory,
         kill_at=kill_at,
         timeout_s=DEADLINE_S,
@@ -85,6 +89,11 @@ def check_tokens(directory: Path, rows: list[dict[str, Any]]) -> int:
     return count
 
 
+def rows_of_run(directory: Path) -> list[dict[str, Any]]:
+    files = sorted(directory.glob("samples/*/*.parquet"))
+    return [row for file in files for row in rows_of(file.read_bytes(), file.name).to_pylist()]
+
+
 @pytest.mark.ci
 def test_a_trainer_killed_while_a_program_plays_goes_on_and_trains_what_was_sampled(
     tmp_path: Path,
@@ -95,8 +104,7 @@ def test_a_trainer_killed_while_a_program_plays_goes_on_and_trains_what_was_samp
     directory = tmp_path / "runs/testing"
     report = audit(RunFiles(directory))
     assert report.violation is None, report.violation
-    files = sorted(directory.glob("samples/*/*.parquet"))
-    rows = [row for file in files for row in rows_of(file.read_bytes(), file.name).to_pylist()]
+    rows = rows_of_run(directory)
     assert check_tokens(tmp_path, rows) > 300
     trained = [row for row in rows if row["state"] == "trained"]
     assert {row["step"] for row in trained} == {1, 2, 3, 4}
@@ -106,3 +114,25 @@ def test_a_trainer_killed_while_a_program_plays_goes_on_and_trains_what_was_samp
     kinds = {name for one in metrics for name, count in one.items() if count}
     assert kinds >= {"requests_begun", "requests_extended", "requests_retried", "requests"}
     assert {row["reward"] for row in trained} >= {0.0, 1.0}
+
+
+def test_a_reward_process_killed_while_a_program_plays_costs_no_episode_and_trains_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path(HERE))
+    log = tmp_path / "sampled.jsonl"
+    with harness() as (_, port):
+        run = Run(tmp_path, *SETTINGS, "steps=2", played_at(port))
+        run.until(lambda: len(lines(log)) > 20, "turns")
+        children = psutil.Process(run.process.pid).children()
+        (playing,) = [one for one in children if "rlax_plugin.run.programs.reward" in command(one)]
+        playing.kill()
+        status, said = run.end()
+    assert status == 0 and "the reward process of rlax.environment (http) was ended by" in said
+    report = audit(RunFiles(run.dir))
+    assert report.violation is None, report.violation
+    rows = rows_of_run(run.dir)
+    assert check_tokens(tmp_path, rows) > 100
+    seeds = [seed for row in rows for seed in row["seeds"]]
+    assert len(seeds) == len(set(seeds))
+    assert "process_ended" not in {row["ending"] for row in rows}  # all were played again
