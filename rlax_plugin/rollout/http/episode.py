@@ -197,8 +197,11 @@ class EpisodePolicy:
         await asyncio.gather(*self._sampling, return_exceptions=True)
 
     async def _answer(self, asked: Asked) -> Answered:
-        self._check(asked)
-        turns = self.conversations.ask(asked)
+        try:
+            self._check(asked)
+            turns = self.conversations.ask(asked)
+        except RecursionError:  # JSON that could be read may be too deep to be compared
+            raise Refused("messages or tools are nested too deeply") from None
         for turn in turns:
             if turn.reply is None:
                 self.unordered |= bool(self._sampling)

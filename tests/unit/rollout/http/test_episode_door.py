@@ -1,6 +1,7 @@
 """The door of an episode: its key, what it refuses, and what becomes of requests under way."""
 
 import asyncio
+import functools
 import json
 import urllib.error
 import urllib.request
@@ -157,6 +158,9 @@ async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -
         ):
             status, error = await ask(access, path, **body)
             assert (status, error["code"]) == (400, "context_length_exceeded"), (path, error)
+        deep = functools.reduce(lambda inner, _: [inner], range(980), [])
+        status, error = await ask(access, messages=[user("1") | {"name": deep}])
+        assert status == 400 and "tools are nested too deeply" in error["message"]
         session.limit = False  # what failed is forgotten
         assert (await ask(access, messages=[user("4")]))[0] == 200
 
