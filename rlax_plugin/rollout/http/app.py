@@ -22,7 +22,7 @@ from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.config.addresses import is_loopback
 from rlax_plugin.rollout.http import wire
 from rlax_plugin.rollout.http.policy import Answered, Asked, Policy, Refused, Told
-from rlax_plugin.rollout.http.sessions import declared
+from rlax_plugin.rollout.http.sessions import EDGE_SOURCE, EDGE_TYPE, REQUEST_ID, declared
 from rlax_plugin.rpc.transport.http import Limits
 
 LIMITS = Limits(connections=1024, connection_s=30.0, answer_s=3600.0)
@@ -197,6 +197,9 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes]:
 def _sent(headers: Headers) -> Asked:
     """What the headers say of a request; OpenAI's clients count how often they have sent it."""
     name = "x-stainless-retry-count"
+    for one in (name, REQUEST_ID, EDGE_TYPE, EDGE_SOURCE):
+        if len(headers.getlist(one)) > 1:  # which of them counts?
+            raise Refused(f"the header {one} comes twice", param=one)
     text = headers.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 4):
         raise Refused(f"the header {name} must be a number below 1000", param=name)

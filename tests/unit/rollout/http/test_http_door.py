@@ -285,6 +285,7 @@ def test_paths_methods_and_bodies_have_limits(served: Served, monkeypatch: Any) 
         head + "Content-Length: 5\r\n",
         head + "content-length: 5\r\nContent-Length: 6\r\n",
         models + "Content-Length: 5\r\n",
+        head + 2 * "X-Stainless-Retry-Count: 1\r\n",
         models.replace("1.1", "1.0") + "Connection: keep-alive\r\n",
     ):
         with served.connected() as client:
