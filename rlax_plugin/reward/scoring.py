@@ -303,17 +303,14 @@ class PlayJob(Job):
         self._questions.clear()
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        play = {"prompt": self._shown, **self._state()}
+        answer = self._played.answer
+        shown = None if answer is None else answer_to(answer)
+        play = {"prompt": self._shown, "answer": shown, **self._state()}
         return {"job": self.number, "play": play}
 
     def _state(self) -> dict[str, Any]:
-        """Returns the state of a session, including the newest answer."""
         played = self._played
-        return {
-            "answer": None if played.answer is None else answer_to(played.answer),
-            "turns_left": played.turns_left,
-            "tokens_left": played.tokens_left,
-        }
+        return {"turns_left": played.turns_left, "tokens_left": played.tokens_left}
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
         if "outcome" in message:

@@ -83,9 +83,9 @@ class Playing(PlayedEpisode):
     """An episode while it is played; see ``PlayedEpisode``.
 
     After the environment's process or the trainer's was lost, the episode is played again. Turns
-    are then answered from the recorded ones as long as the environment gives the same inputs. From
-    the first difference on the recorded turns are void. So are those that the environment has not
-    requested when the episode ends.
+    are then answered from the recorded ones as long as the environment gives the same inputs, and
+    none is longer than it may be now. From the first difference on the recorded turns are void. So
+    are those that the environment has not requested when the episode ends.
 
     With ``rlax.deterministic``, answers come in the order in which they were requested, because
     their order decides which rewards reach which tokens.
@@ -96,7 +96,7 @@ class Playing(PlayedEpisode):
       known: other turns that an earlier process sampled.
       vocabulary: vocabulary size, which token ids must be below; 0: unknown.
       ask: requests the sampling of a turn.
-      keep: returns what is kept of a sample, once its answer is made.
+      keep: returns what is kept of a turn when the episode is over.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Playing(PlayedEpisode):
         log: TurnLog,
         known: Sequence[tuple[Key, Turn]] = (),
         vocabulary: int = 0,
-        keep: Callable[[Sampled], Sampled] = lambda sampled: sampled,
+        keep: Callable[[Turn], Turn] = lambda turn: turn,
     ):
         assert key.sample is not None
         self._section, self._source, self.key = section, source, key
@@ -139,13 +139,16 @@ class Playing(PlayedEpisode):
             self._order.append((0, 0))
         self._told = asyncio.Event()
         self._told.set()
-        self._newest, self._last = self._first, 0
+        self._newest: Answer | None = None
+        self._last = 0
 
     # --- what the environment sees -------------------------------------------------------------
 
     @property
     def answer(self) -> Answer | None:
-        return None if self._newest is None else self._answer(self._newest.sampled)
+        if self._newest is None and self._first is not None:
+            self._newest = self._answer(self._first.sampled)
+        return self._newest
 
     def _answer(self, sampled: Sampled) -> Answer:
         assert sampled.finish is not None
@@ -235,8 +238,11 @@ class Playing(PlayedEpisode):
         if not len(context):
             raise ValueError("nothing is given to go on from")
         key = self.key._replace(trajectory=trajectory, turn=len(turns))
+        most = min(self._section.rollouts.max_new_tokens, left, most_tokens or left)
         turn = self._known.pop((trajectory, len(turns)), None)
-        if turn is not None and not np.array_equal(turn.given, tokens):
+        if turn is not None and (
+            not np.array_equal(turn.given, tokens) or len(turn.sampled.tokens) > most
+        ):
             self._log.discarded(key)
             self._discard()
             turn = None
@@ -248,14 +254,11 @@ class Playing(PlayedEpisode):
         asked.add(trajectory)
         try:
             if turn is None:
-                most = min(self._section.rollouts.max_new_tokens, left, most_tokens or left)
                 oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
                 sampled = await self._ask(key, context, most, oldest)
-                answer, turn = self._answer(sampled), Turn(tokens, self._keep(sampled))
-                del sampled
+                turn = Turn(tokens, sampled)
                 self._log.sampled(key, turn)
-            else:
-                answer = self._answer(turn.sampled)
+            answer = self._answer(turn.sampled)
             if self._section.deterministic:
                 held[place] = turn
                 await earlier.wait()
@@ -265,7 +268,7 @@ class Playing(PlayedEpisode):
             told.set()
         self._order.append(place)
         turns.append(turn)
-        self._newest, self._last = turn, trajectory
+        self._newest, self._last = answer, trajectory
         return answer
 
     def _discard(self) -> None:
@@ -302,7 +305,7 @@ class Playing(PlayedEpisode):
         self._held.clear()
         self._discard()
         kept = [turns for turns in self._turns if turns]
-        trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)
+        trajectories = tuple(Trajectory(tuple(map(self._keep, turns))) for turns in kept)
         texts, answer = list[str](), self.answer
         if sum(map(len, kept)) > 1:
             for turn in (turn for turns in kept for turn in turns):

@@ -134,9 +134,9 @@ class EpisodeRunner:
           VoidTurns: the log reports that the group will not be used for training.
         """
         source = source or self._source
-        if log is None:
-            completed = completed._replace(samples=tuple(map(_light, completed.samples)))
         if not self._section.several_turns:
+            if log is None:
+                completed = completed._replace(samples=tuple(map(_light, completed.samples)))
             made = source, completed.request.context, completed.samples, first
             if tokens(completed.samples) > _MOST_AT_ONCE:
                 episodes = await asyncio.to_thread(single_turn, *made)
@@ -225,7 +225,7 @@ class _Group:
             ask=self._ask,
             log=self._log,
             known=known,
-            keep=(lambda sampled: sampled) if self._trains else _light,
+            keep=(lambda turn: turn) if self._trains else _light_turn,
             vocabulary=self._runner.vocabulary,
         )
 
@@ -238,7 +238,7 @@ class _Group:
             context=context,
             seeds=(self._seed_of(key.sample, key.trajectory, key.turn),),
             sampling=replace(first.sampling, max_new_tokens=most),
-            min_version=max(first.min_version, oldest, self._log.oldest if self._trains else 0),
+            min_version=max(first.min_version, oldest, self._log.oldest),
             exactly=first.exactly,
             session=f"{key.purpose}/{key.group}/{key.sample}",
         )
@@ -285,6 +285,10 @@ def _light(sampled: Sampled) -> Sampled:
         versions=sampled.versions[-1:].copy(),
         side=EMPTY,
     )
+
+
+def _light_turn(turn: Turn) -> Turn:
+    return replace(turn, sampled=_light(turn.sampled))
 
 
 def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:

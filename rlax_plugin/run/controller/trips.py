@@ -231,9 +231,11 @@ class Trips:
     async def _first_turns(self, request: Request) -> Completed:
         """Returns the answers to the prompt; if an earlier process recorded them, those."""
         expected = self._lengths.expected(self._history.open[request.key.group].index)
-        if not self._section.several_turns or self._episodes.begins == "play":
-            return await self._episodes.answered(request, expected)
         group, samples = request.key.group, len(request.seeds)
+        if not self._section.several_turns or self._episodes.begins == "play":
+            if not self._turns.recorded(group):  # they may have become void before this trip
+                self._turns.forget(group)
+            return await self._episodes.answered(request, expected)
         if (known := self._turns.first_turns(group, samples)) is not None:
             given = dataclasses.replace(request, context=known[0].given)
             return Completed(given, tuple(turn.sampled for turn in known), ())

@@ -95,6 +95,9 @@ async def test_recorded_turns_answer_again_also_the_first_one(asked: list[Any]) 
     await again.sample([2])
     await again.sample([3])
     assert len(asked) == heard and not log.void
+    shorter = playing(ask, other_log := Log(), known=log.turns[:1], first=None)
+    await shorter.sample([2], most_tokens=1)  # the recorded answer has more
+    assert other_log.void == [(0, 0)] and asked.pop() == (KEY, [2], 1)
     other = playing(ask, log, known=log.turns[:2], first=None)
     await other.sample([4])
     assert asked[heard][:2] == (KEY, [4]) and log.void == [(0, 0), (0, 1)]
@@ -129,3 +132,30 @@ async def test_a_turn_that_arrives_too_stale_voids_its_group(tmp_path: Any) -> N
     batch, stats = await asyncio.wait_for(run.flow.batch(2), 60)
     assert [(g.id, g.attempt, g.oldest_version) for g in batch.groups] == [(1, 2, 1)]
     assert run.run_state.totals.samples == 5 and stats.requests == {"too_stale": 1}
+
+
+async def test_a_group_that_is_void_before_it_goes_on_is_generated_once(tmp_path: Any) -> None:
+    """A worker is quarantined after its turns were taken up, before the group goes on."""
+
+    async def one_turn(prompt: Any, played: Any) -> Outcome:
+        await played.sample([5])
+        return Outcome()
+
+    key = Key("train", 0, 0, 0, 0)
+    killed = Harness(tmp_path, 1, 1, groups=1, play=one_turn, begins="play")
+    await killed.begin()
+    killed.answers.generate_turn(key, 0, worker="bad")
+    await settle()
+    await killed.recorder.flush()
+    await killed.supervision.close()
+    killed.recorder.close()
+    run = Harness(tmp_path, 1, 1, groups=1, play=one_turn, begins="play")
+    run.flow.distrust("bad")  # before the run is live again
+    await run.begin()
+    assert sorted(run.answers.later) == [key, key._replace(sample=1)]
+    for sample in (0, 1):
+        run.answers.generate_turn(key._replace(sample=sample), 0)
+    await settle()
+    assert not run.answers.later  # nothing is asked for once more
+    batch, _ = await asyncio.wait_for(run.flow.batch(1), 60)
+    assert len(batch.groups) == 1 and run.run_state.totals.samples == 3

@@ -189,6 +189,33 @@ def test_an_environment_that_begins_is_asked_for_every_turn_and_one_without_has_
     assert found.episodes[0].ending is Ending.DONE and not found.episodes[0].truncated
 
 
+def test_an_evaluation_shows_log_probs_to_its_environment_and_keeps_none() -> None:
+    shown: list[Any] = []
+
+    async def plays(played: Any) -> Outcome:
+        shown.append(played.answer)
+        shown.append(await played.sample([5]))
+        played.begin_again()  # its process was lost
+        shown.append(await played.sample([5]))
+        return Outcome()
+
+    kept = [
+        [len(sampled.logprobs) for sampled in run(Pool(plays), Workers(), log).episodes[0].sampled]
+        for log in (None, NoLog())
+    ]
+    assert kept == [[0, 0], [3, 2]]
+    assert [len(answer.logprobs) for answer in shown] == [3, 2, 2] * 2
+
+
+def test_a_turn_is_asked_of_versions_that_can_train() -> None:
+    class Newer(NoLog):
+        oldest = 7
+
+    workers = Workers()
+    run(Pool(at_once, begins), workers, Newer(), begins="play")
+    assert [request.min_version for request in workers.requests] == [7]
+
+
 def test_recorded_turns_are_those_of_their_own_sample() -> None:
     class Recorded(NoLog):
         def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
