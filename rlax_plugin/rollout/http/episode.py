@@ -199,7 +199,7 @@ class EpisodePolicy:
     async def _answer(self, asked: Asked) -> Answered:
         try:
             self._check(asked)
-            turns = self.conversations.ask(asked)
+            turns = self.conversations.ask(asked, _MOST_CHOICES - len(self._sampling))
         except RecursionError:  # JSON that could be read may be too deep to be compared
             raise Refused("messages or tools are nested too deeply") from None
         for turn in turns:
@@ -229,9 +229,9 @@ class EpisodePolicy:
             raise Refused(_OVER)
         self.used = True
         self._form.check(asked.tools)
-        if len(self._sampling) + asked.n > _MOST_CHOICES:
-            reason = f"more than {_MOST_CHOICES} answers of the episode would be under way"
-            raise Refused(reason, status=429, kind="rate_limit_error")
+        if asked.n > _MOST_CHOICES:
+            reason = f"n {asked.n}: an episode samples at most {_MOST_CHOICES} answers at a time"
+            raise Refused(reason, param="n")
         given = asked.given
         if isinstance(given, np.ndarray) and len(given) > self.longest:
             reason = f"prompt: {len(given)} tokens, a trajectory has at most {self.longest}"
@@ -240,8 +240,12 @@ class EpisodePolicy:
             check_length((*given, *asked.tools), self._source, self.longest, "messages")
         rollouts, measured = self._section.rollouts, self._section.evaluation.temperature
         temperature = rollouts.only_temperature
-        if measured not in (None, temperature):  # a policy does not know what it is asked for
-            temperature = None
+        if asked.temperature is not None and measured not in (None, temperature):
+            reason = (
+                "temperature: leave it out, because rlax.evaluation.temperature differs from "
+                "rlax.rollouts.temperature, and which of them holds is not known here"
+            )
+            raise Refused(reason, param="temperature")
         run = {"temperature": temperature, "top_p": rollouts.top_p, "top_k": rollouts.top_k}
         for field, own in run.items():
             if (given := getattr(asked, field)) is not None and given != own:

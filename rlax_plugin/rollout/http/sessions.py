@@ -15,6 +15,7 @@ Nothing here waits or talks to anybody: the order of the calls alone decides.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -194,15 +195,18 @@ class Conversations:
         self._newest: Turn | None = None
         self._turns = 0
 
-    def ask(self, asked: Asked) -> tuple[Turn, ...]:
+    def ask(self, asked: Asked, room: float = math.inf) -> tuple[Turn, ...]:
         """Returns the turns that answer a request, one for each of its ``n`` choices.
 
         If the same request was sent before, these are its turns: if the client says that it sends
         it again (``retry``, or the same id), or if it had gone before it was answered (``lost``).
 
+        Args:
+          room: number of turns that may be sampled anew.
+
         Raises:
-          Refused: a message is not valid; or the request declares that it continues an earlier
-            one, and does not repeat it.
+          Refused: a message is not valid; the request declares that it continues an earlier one,
+            and does not repeat it; or there is no room.
         """
         given = asked.given
         if isinstance(given, tuple):
@@ -212,6 +216,9 @@ class Conversations:
         if (earlier := self._earlier(key, asked)) is not None:
             self.counts["retried"] += len(earlier)
             return earlier
+        if asked.n > room:
+            reason = "too many answers of the episode are under way"
+            raise Refused(reason, status=429, kind="rate_limit_error")
         found: list[Turn] = []
         for _ in range(asked.n):
             turn = self._place(asked, given, is_first=not found)

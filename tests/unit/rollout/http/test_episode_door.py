@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ async def test_what_the_run_decides_is_refused_with_its_key(door: EpisodeDoor) -
             assert (status, error["code"]) == (400, "context_length_exceeded"), (path, error)
         deep = functools.reduce(lambda inner, _: [inner], range(980), [])
         status, error = await ask(access, messages=[user("1") | {"name": deep}])
-        assert status == 400 and "tools are nested too deeply" in error["message"]
+        assert status == 400 and "nested" in error["message"]
         session.limit = False  # what failed is forgotten
         assert (await ask(access, messages=[user("4")]))[0] == 200
 
@@ -270,3 +271,37 @@ async def test_an_answer_that_cannot_be_read_ends_its_trajectory(
         await policy.answer(asked, None)
         assert [trajectory for _, trajectory, _ in session.asked] == [0, 0, 1]
         assert not access.in_order
+
+
+async def test_at_most_32_answers_are_under_way_and_a_retry_needs_no_room(
+    door: EpisodeDoor,
+) -> None:
+    async with door.open(session := Session()) as access:  # type: ignore[arg-type]
+        status, error = await ask(access, messages=[user("1")], n=33)
+        assert (status, error["param"]) == (400, "n") and "at most 32" in error["message"]
+        session.hold = asyncio.Event()
+        policy, first = access._policy, Asked((user("1"),), n=32)
+        waiting = [asyncio.ensure_future(policy.answer(first, None))]
+        while len(session.asked) < 32:
+            await asyncio.sleep(0.01)
+        status, error = await ask(access, messages=[user("2")])
+        assert (status, error["type"]) == (429, "rate_limit_error")
+        waiting.append(asyncio.ensure_future(policy.answer(replace(first, retry=1), None)))
+        while access.requests["retried"] < 32:
+            await asyncio.sleep(0.01)
+        session.hold.set()
+        one, again = await asyncio.gather(*waiting)
+        assert one == again and len(one.choices) == len(session.asked) == 32
+        assert access.requests["begun"] == 32
+
+
+async def test_a_temperature_is_refused_where_that_of_evaluations_differs() -> None:
+    class Measured(Context):
+        section = section_with(environment={"name": "http"}, evaluation={"temperature": 0.0})
+
+    door = EpisodeDoor(Measured(), "auto", "rlax.environment.tool_calls")  # type: ignore[arg-type]
+    async with door.open(Session()) as access:  # type: ignore[arg-type]
+        for temperature in (0.0, 1.0):
+            status, error = await ask(access, messages=[user("1")], temperature=temperature)
+            assert status == 400 and "rlax.evaluation.temperature differs" in error["message"]
+        assert (await ask(access, messages=[user("1")]))[0] == 200
