@@ -61,6 +61,8 @@ class Harness(Environment):
         self._config, self._section = config, context.section
         key = "rlax.environment.tool_calls"
         self._door = EpisodeDoor(context, config.tool_calls, key)
+        if config.tool_calls not in ("auto", "none"):
+            self._door.check()  # that it is the template's, before the run begins
         self._key = config.key()
         self._client: Client | None = None
 

@@ -93,20 +93,41 @@ class EpisodeDoor:
         self._calls: CallForm | Literal["auto", "none"] = calls
         self._policies: dict[bytes, EpisodePolicy] = {}  # by the digest of the key
         self._starting = asyncio.Lock()
-        self._started: tuple[HttpServer, PromptSource, AnswerForm, Executor] | None = None
+        self._read: tuple[PromptSource, AnswerForm] | None = None
+        self._started: tuple[HttpServer, Executor] | None = None
+
+    def check(self) -> None:
+        """Builds the prompt source, and reads the form of the model's answers.
+
+        Raises:
+          ConfigError: the chat template writes calls of tools otherwise than configured.
+        """
+        if self._read is not None:
+            return
+        context = self._context
+        chosen = context.section.prompt_source
+        source: PromptSource = context.part("prompt_source", chosen, "rlax.prompt_source")
+        if source.tokenizer is None:
+            why = "the prompt source has no tokenizer whose chat template could take tools"
+            form = AnswerForm(source.decode, why_no_tools=why)
+        else:
+            form = form_of(source.tokenizer, self._calls, self._key)
+        self._read = source, form
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Access]:
         """Lets whoever has the key sample the session's turns; ends requests when it is left.
 
         Raises:
-          ConfigError: the chat template writes calls of tools otherwise than configured.
+          ConfigError: see ``check``.
           OSError: no port is free.
         """
         async with self._starting:
             if self._started is None:
+                await asyncio.to_thread(self.check)
                 self._started = await asyncio.to_thread(self._start)
-        server, source, form, texts = self._started
+        assert self._read is not None
+        (server, texts), (source, form) = self._started, self._read
         key, name = secrets.token_urlsafe(32), self._context.run_dir.name
         policy = EpisodePolicy(session, self._context.section, source, form, texts, name)
         self._policies[_digest(key)] = policy
@@ -116,20 +137,12 @@ class EpisodeDoor:
             del self._policies[_digest(key)]
             await policy.close()
 
-    def _start(self) -> tuple[HttpServer, PromptSource, AnswerForm, Executor]:
+    def _start(self) -> tuple[HttpServer, Executor]:
         from rlax_plugin.rollout.http.app import LIMITS, HttpDoor  # loads uvicorn
         from rlax_plugin.rpc.transport.http import HttpServer
 
-        context = self._context
-        chosen = context.section.prompt_source
-        source: PromptSource = context.part("prompt_source", chosen, "rlax.prompt_source")
-        if source.tokenizer is None:
-            why = "the prompt source has no tokenizer whose chat template could take tools"
-            form = AnswerForm(source.decode, why_no_tools=why)
-        else:
-            form = form_of(source.tokenizer, self._calls, self._key)
         server = HttpServer(HttpDoor(self._policy_of), _LOOPBACK, 0, LIMITS)
-        return server, source, form, BackgroundWorker("rlax-http-text", _MOST_TEXTS)
+        return server, BackgroundWorker("rlax-http-text", _MOST_TEXTS)
 
     def _policy_of(self, key: str | None) -> Policy | None:
         return None if key is None else self._policies.get(_digest(key))

@@ -9,17 +9,27 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rlax_http.environment import Harness, HarnessConfig
 from sections import section_with
+from small_tokenizers import byte_level
 
-from rlax_plugin.api import EpisodeDoor
+from rlax_plugin.api import ConfigError, EpisodeDoor, Tokenizer
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
 from rlax_plugin.rollout.http.messages import AnswerForm
 from rlax_plugin.rollout.http.policy import Asked, AssistantMessage
 from rlax_plugin.testing.task import CHARACTERS, Numbers, NumbersConfig, encode
+
+HERMES = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m['content'] }}"
+    "{% for c in m.tool_calls or [] %}"
+    "{{ '<tool_call>\n' + (c.function | tojson) + '\n</tool_call>' }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
+)
 
 
 class Talks(Numbers):
@@ -305,3 +315,26 @@ async def test_a_temperature_is_refused_where_that_of_evaluations_differs() -> N
             status, error = await ask(access, messages=[user("1")], temperature=temperature)
             assert status == 400 and "rlax.evaluation.temperature differs" in error["message"]
         assert (await ask(access, messages=[user("1")]))[0] == 200
+
+
+async def test_a_form_that_the_template_does_not_write_is_found_before_an_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: list[Any] = []
+
+    class Templates(Context):
+        section = section_with(environment={"name": "http"}, rewards=[])
+
+        def part(self, *_: Any) -> Any:
+            tokenizer = Tokenizer.load(byte_level(tmp_path, template=HERMES), "k")
+            built.append(SimpleNamespace(tokenizer=tokenizer))
+            return built[-1]
+
+    context: Any = Templates()
+    for calls in ("auto", "hermes"):
+        Harness(HarnessConfig(url="http://127.0.0.1:1/", tool_calls=calls), context)
+    assert len(built) == 1  # auto waits for the first episode
+    with pytest.raises(
+        ConfigError, match=r"rlax\.environment\.tool_calls.*writes a call otherwise"
+    ):
+        Harness(HarnessConfig(url="http://127.0.0.1:1/", tool_calls="llama3"), context)
