@@ -8,7 +8,7 @@ from reward_pools import prompt
 
 from rlax_plugin.reward.scoring import PlayJob
 
-OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}}
+OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}, "reward": 0.0}
 QUESTION = {"call": 1, "trajectory": 0}
 # What each says -> the error, and what must stand in it.
 MESSAGES = {
