@@ -114,6 +114,15 @@ def test_a_trainer_killed_while_a_program_plays_goes_on_and_trains_what_was_samp
     kinds = {name for one in metrics for name, count in one.items() if count}
     assert kinds >= {"requests_begun", "requests_extended", "requests_retried", "requests"}
     assert {row["reward"] for row in trained} >= {0.0, 1.0}
+    # What was sent again was sampled once: there are as many turns as the program has answers.
+    turns: dict[tuple[int, int], int] = {}
+    answers: dict[tuple[int, int], float] = {}
+    for row, found in zip(rows, metrics, strict=True):
+        episode = row["group"], row["sample"]
+        turns[episode] = turns.get(episode, 0) + len(row["seeds"])
+        if "requests" in found:
+            answers[episode] = found["requests"]
+    assert len(answers) > 20 and answers.items() <= turns.items()
 
 
 def test_a_reward_process_killed_while_a_program_plays_costs_no_episode_and_trains_none_twice(
