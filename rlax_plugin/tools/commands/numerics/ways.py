@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlax_plugin.base.errors import WorkerError
+from rlax_plugin.base.tokens.defects import defect
 from rlax_plugin.base.types import (
     Episode,
     Key,
@@ -219,7 +220,7 @@ class Ways:
         """Generates all requests at once.
 
         Raises:
-          WorkerError: the engine has not answered a request.
+          WorkerError: the engine has not answered a request, or not as it must.
         """
         answers: dict[Key, Sequence[Sampled]] = {}
 
@@ -229,9 +230,22 @@ class Ways:
 
         self.says(f"generating: {way}")
         await self.engine.generate(requests, take)
+        capabilities, version = self.engine.capabilities, self.engine.version
         for request in requests:
-            if len(answers.get(request.key, ())) != len(request.seeds):
+            samples = answers.get(request.key, ())
+            if len(samples) != len(request.seeds):
                 raise WorkerError(f"the engine has not answered {request.key} of {way}")
+            found = defect(
+                samples,
+                request.sampling,
+                capabilities.vocabulary,
+                context_length=len(request.context),
+                side=capabilities.side,
+            )
+            if others := {v for one in samples for v in one.versions.tolist()} - {version}:
+                found = found or f"has tokens of version {min(others)}, not {version}"
+            if found is not None:
+                raise WorkerError(f"the engine's answer to {request.key} of {way}: {found}")
         return [Generated(way, self._group(one, answers[one.key])) for one in requests]
 
     def _group(self, request: Request, samples: Sequence[Sampled]) -> ScoredGroup:

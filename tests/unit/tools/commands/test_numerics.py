@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from command_line import rlax
 from rich.console import Console
 
-from rlax_plugin.base.errors import ConfigError, RlaxError
+from rlax_plugin.base.errors import ConfigError, RlaxError, WorkerError
 from rlax_plugin.config.loading import resolve
+from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.testing.trainer import BigramTrainer
 from rlax_plugin.tools.commands import numerics
 from rlax_plugin.tools.commands.numerics import Numerics, document, show
@@ -164,6 +166,34 @@ def test_a_trainer_and_an_engine_that_agree(config: str, tmp_path: Path, argumen
     assert found["verdict"]["passes"] and not found["refused"]
     assert found["moved"] > 2 * found["bounds"]["p95"]
     assert [path.name for path in tmp_path.iterdir()] == ["config.yml"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens": lambda tokens: tokens + 10**6}, "prefill: sample 0 has token"),
+        ({"logprobs": lambda logprobs: -logprobs + 1}, "has log-probs above 0"),
+        ({"versions": lambda versions: versions + 1}, "has tokens of version 1, not 0"),
+    ],
+)
+def test_an_answer_that_no_run_would_take_is_an_error(
+    config, tmp_path, monkeypatch, change, reason
+) -> None:
+    generate = ScriptedEngine.generate
+
+    async def other(engine: ScriptedEngine, requests, deliver) -> None:
+        def changed(key, samples) -> None:
+            made = [
+                replace(one, **{name: fn(getattr(one, name)) for name, fn in change.items()})
+                for one in samples
+            ]
+            deliver(key, made)
+
+        await generate(engine, requests, changed)
+
+    monkeypatch.setattr(ScriptedEngine, "generate", other)
+    with pytest.raises(WorkerError, match=reason):
+        measure(measured_config(resolve(config), tmp_path), tmp_path, lambda what: None)
 
 
 def test_the_first_update_has_the_whole_learning_rate(config: str, tmp_path: Path) -> None:
