@@ -45,6 +45,11 @@ _ENGINES = ("jetstream", "vllm")
 _VLLM_STARTS_S = 600.0  # it takes minutes on a busy machine
 _PATHS = ("load_parameters_path", "tokenizer_path")  # of a converted model
 _WIDTH = 100  # columns
+# Values of decoder_block whose modules the template's lora_module_path names; first the default.
+_ADAPTED = (
+    *("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"),
+    *("gemma", "gemma2", "gemma3"),
+)
 _TINY_HEADS = 3 * 4  # layers times heads of the built-in model
 _PRESET = "rlax.objective.preset"
 # What lets any preset train on samples of older weights.
@@ -157,6 +162,11 @@ def config_text(
         raise ConfigError("--lora", True, reason)
     task = _task(answers, model, source)
     keys = model.keys if model else model_keys(answers.model)
+    block = keys.get("decoder_block", _ADAPTED[0])
+    if answers.lora and block not in _ADAPTED:
+        reason = f"is not for decoder_block: {block} of {answers.model}, whose modules have other "
+        reason += f"names; it is for {', '.join(_ADAPTED)}. Set lora.lora_module_path by hand"
+        raise ConfigError("--lora", True, reason)
     size = Size(
         groups=answers.groups_per_step or (64 if tiny else 16),
         group_size=answers.group_size,

@@ -87,7 +87,7 @@ def test_a_model_for_an_accelerator_is_generated_with_in_the_trainer_s_process()
     assert (section.launcher.name, section.launcher.options) == ("local", {"workers": 3})
 
 
-def test_adapters_have_ten_times_the_learning_rate_and_a_base() -> None:
+def test_adapters_have_ten_times_the_learning_rate_and_ask_for_a_base() -> None:
     model = ("--model", "llama3.1-8b", "--max-new-tokens", "512")
     rlax("init", "full.yml", *model)
     rlax("init", "adapters.yml", *model, "--lora")
@@ -103,6 +103,13 @@ def test_adapters_have_ten_times_the_learning_rate_and_a_base() -> None:
     ):
         assert re.fullmatch(lora["lora_module_path"], path)
     assert not re.fullmatch(lora["lora_module_path"], "decoder/logits_dense")
+    assert 'load_parameters_path: ""  # MaxText checkpoint of the base: must be set' in (
+        Path("adapters.yml").read_text()
+    )
+    for name, block in (("gpt-oss-20b", "gpt_oss"), ("deepseek2-16b", "deepseek")):
+        refused = rlax("init", "other.yml", "--model", name, "--max-new-tokens", "512", "--lora")
+        assert refused.exit_code == 2
+        assert f"--lora = True: is not for decoder_block: {block} of {name}" in refused.stderr
     random = rlax("init", "tiny.yml", "--lora")
     assert random.exit_code == 2 and "--lora = True: needs a pretrained model" in random.stderr
 
