@@ -31,7 +31,6 @@ class FilesConfig(DatasetConfig):
     )
 
     def check_together(self) -> None:
-        super().check_together()
         if bool(self.path) == bool(self.splits):
             reason = "must be given, or splits in its place"
             if self.path:

@@ -242,7 +242,6 @@ class SequenceMask(_Band):
         return (self.low if self.of == "ratio" else None), self.high
 
     def check_together(self) -> None:
-        super().check_together()
         if self.of != "ratio" and "low" in self.model_fields_set and self.low is not None:
             raise ConfigError("low", self.low, f"has no effect with of: {self.of}: set high alone")
 

@@ -70,13 +70,17 @@ class Section(BaseModel):
     def check_together(self) -> None:
         """Checks options that depend on each other, once each of them is valid.
 
+        A class that derives from another has both checks, first the base's, and calls no super.
+
         Raises:
           ValueError: they do not fit; a ConfigError names the key.
         """
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        self.check_together()
+        for owner in reversed(type(self).__mro__):
+            if check := vars(owner).get("check_together"):
+                check(self)
         return self
 
 
