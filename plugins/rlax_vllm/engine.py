@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -161,8 +162,12 @@ class VllmEngine(RolloutEngine):
         arguments: list[str] = []
         if self._config.python:
             directory = tempfile.mkdtemp(prefix="rlax-vllm-")  # only this user may enter it
-            model.write(Path(directory) / "model")
-            arguments = self._make_arguments(model, str(Path(directory) / "model"))
+            try:
+                model.write(Path(directory) / "model")
+                arguments = self._make_arguments(model, str(Path(directory) / "model"))
+            except BaseException:  # no server will remove it
+                shutil.rmtree(directory, ignore_errors=True)
+                raise
         else:
             directory = ""
 

@@ -1,9 +1,11 @@
 """The process of vLLM's server: how it ends, and what ``rlax check`` says before it starts."""
 
 import asyncio
+import errno
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ import recorded_vllm
 import rlax_vllm
 from rlax_vllm import server as vllm_server
 from rlax_vllm.checking import check_start, installed
+from rlax_vllm.model import Model
 from rlax_vllm.options import VllmConfig
 from rlax_vllm.server import CALL, START, TOKENS, Server
 from sections import section_with
@@ -168,15 +171,38 @@ async def test_nothing_is_left_if_the_parent_of_the_server_is_killed(
     engine = recorded_vllm.make_engine(tmp_path, config=VllmConfig(python=str(python)))
     preparing = asyncio.ensure_future(engine.prepare())
     own = psutil.Process()
-    started = lambda: [p for p in own.children(recursive=True) if p.name() == "sleep"]  # noqa: E731
+
+    def started() -> list[psutil.Process]:
+        found = []
+        for process in own.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found += [process] if process.name() == "sleep" else []
+        return found
+
     (server,) = await eventually(started, "the server")
-    (parent,) = own.children()
+    parent = server.parent()
+    assert parent is not None and parent != own
     parent.kill()
     with pytest.raises(WorkerError, match="has ended"):
         await preparing
     await eventually(lambda: not server.is_running(), "its end")
     assert len(list(tmp_path.glob("rlax-vllm-*"))) == 1
     engine.close()
+    assert not list(tmp_path.glob("rlax-vllm-*"))
+
+
+async def test_nothing_is_left_if_the_model_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def write(model: Model, directory: Path) -> None:
+        directory.mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Model, "write", write)
+    engine = recorded_vllm.make_engine(tmp_path, config=VllmConfig(python=sys.executable))
+    with pytest.raises(OSError, match="No space left"):
+        await engine.prepare()
     assert not list(tmp_path.glob("rlax-vllm-*"))
 
 
