@@ -123,9 +123,30 @@ class Convertible:
 
 def home_of(checkpoint: str) -> Path | None:
     """Returns the directory whose checkpoint this path names; None if it is not of a conversion."""
+    if not checkpoint or "://" in checkpoint:
+        return None
     given = Path(checkpoint)
-    home = given.parents[1] if given.name == "items" else given.parent
-    return home if "://" not in checkpoint and (home / RECORD).is_file() else None
+    home = given.parent.parent if given.name == "items" else given.parent
+    return home if (home / RECORD).is_file() else None
+
+
+def described(key: str, checkpoint: str) -> Architecture | None:
+    """Returns the architecture in the config.json of a conversion; None if there is no such file.
+
+    Args:
+      key: config key that names the checkpoint.
+      checkpoint: its path.
+
+    Raises:
+      ConfigError: the file is damaged.
+    """
+    home = home_of(checkpoint)
+    if home is None or not (file := home / SIDE_FILES / side_files.CONFIG).is_file():
+        return None
+    try:
+        return huggingface_config.architecture(huggingface_config.read(file), file)
+    except ConfigError as error:
+        raise ConfigError(key, checkpoint, str(error).removeprefix("SOURCE = ")) from None
 
 
 def source_of(checkpoint: str) -> str | None:

@@ -37,7 +37,6 @@ from maxtext_overrides.models.safetensors_directory import (
     ADAPTERS,
     SafetensorsDirectory,
 )
-from maxtext_overrides.models.side_files import CONFIG
 from rlax_plugin.base.errors import ConfigError
 
 KEY = "lora.lora_restore_path"
@@ -233,9 +232,7 @@ def _architecture(config: Any) -> Architecture:
       ConfigError: it has no counterpart in transformers, or is not known well enough.
     """
     found, path = of_maxtext(config), config.load_parameters_path
-    if (home := convert.home_of(path)) is not None:
-        file = home / convert.SIDE_FILES / CONFIG
-        said = huggingface_config.architecture(huggingface_config.read(file), file)
+    if (said := convert.described(BASE_KEY, path)) is not None:
         return replace(found, query_scalar=said.query_scalar)  # which a query kernel may hold
     if found.block == "gemma2":
         reason = "must be a model that rlax convert has written: MaxText's keys lack "

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxtext_overrides.models import side_files
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.files.run_files import RunFiles
 
@@ -143,15 +142,11 @@ def check_converted(key: str, path: str, config: Config) -> None:
     Raises:
       ConfigError: names the first of MaxText's keys that makes it another model.
     """
-    from maxtext_overrides.models import agreement, convert, huggingface_config
+    from maxtext_overrides.models import agreement, convert
 
-    if (home := convert.home_of(path)) is None:
+    if (model := convert.described(key, path)) is None:
         return
-    described = home / convert.SIDE_FILES / side_files.CONFIG
-    if not described.is_file():
-        return
-    model = huggingface_config.architecture(huggingface_config.read(described), described)
     for name, (wanted, found) in agreement.differences(model, config).items():
         right = "MaxText's default" if wanted is None else repr(wanted)
-        reason = f"must be {right}, with which the model in {home} was made"
+        reason = f"must be {right}, with which the model in {convert.home_of(path)} was made"
         raise ConfigError(name, found, reason)

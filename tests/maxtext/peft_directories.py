@@ -7,7 +7,7 @@ import numpy as np
 import tiny_models
 from safetensors.numpy import save_file
 
-PATH = "decoder/layers.*/(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
+PATH = "decoder/layers.*/(self_attention[^/]*/(query|key|value|out)|mlp[^/]*/(wi_0|wi_1|wo))"
 RANK, ALPHA = 4, 6
 LORA = {
     "enable_lora": True,
