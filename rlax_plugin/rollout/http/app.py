@@ -7,6 +7,7 @@ a field cannot be honoured. When its client goes, or its time is over, its sampl
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
@@ -24,6 +25,8 @@ from rlax_plugin.rollout.http import wire
 from rlax_plugin.rollout.http.policy import Answered, Asked, Policy, Refused, Told
 from rlax_plugin.rollout.http.sessions import EDGE_SOURCE, EDGE_TYPE, REQUEST_ID, declared
 from rlax_plugin.rpc.transport.http import Limits
+
+log = logging.getLogger("rlax.http")
 
 LIMITS = Limits(connections=1024, connection_s=30.0, answer_s=3600.0)
 """Of a server in front of this application; an answer may wait in a queue for a long time."""
@@ -79,12 +82,15 @@ class HttpDoor:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path, began_s, code = scope["path"], time.perf_counter(), "CANCELLED"
+        path, began_s, code = scope["path"], time.perf_counter(), "500"
         self.answering += 1
         try:
             code = str(await self._respond(Request(scope, receive), send))
         except ClientDisconnect:
-            pass
+            code = "CANCELLED"
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
         finally:
             self.answering -= 1
             known = path if path in _METHODS else "other"
@@ -100,7 +106,10 @@ class HttpDoor:
             asked = await self._asked(request, policy)
             more = {}
             return await _while_connected(request, _reply(policy, asked, send))
-        except Refused as error:
+        except ClientDisconnect:
+            raise
+        except Exception as raised:  # noqa: BLE001 -- logged, and told to the client
+            error = _refusal(raised)
             if error.status == 401:
                 more = {**more, "www-authenticate": "Bearer"}
             if error.status in (429, 503):
@@ -239,11 +248,20 @@ async def _reply(policy: Policy, wanted: wire.Wanted | wire.ToTokenize, send: Se
         try:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Refused as error:
-            event = wire.event(wire.error_body(error))
+        except Exception as error:  # noqa: BLE001 -- logged, and told to the client
+            event = wire.event(wire.error_body(_refusal(error)))
             await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     return 200
+
+
+def _refusal(error: Exception) -> Refused:
+    """An error as its client gets it; the traceback of one that is no refusal is logged."""
+    if isinstance(error, Refused):
+        return error
+    log.error("a request over HTTP failed", exc_info=error)
+    reason = "the server failed to answer; its log has the reason"
+    return Refused(reason, status=500, kind="server_error")
 
 
 async def _answers(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_doors import CHAT, KEY, LIMIT_S, STOP, Served, serving
+from http_doors import CHAT, KEY, LIMIT_S, STOP, Letters, Served, serving
 from small_tokenizers import END, START, TEXT_END, byte_level
 from waiting import wait_until
 
@@ -349,6 +349,31 @@ def test_a_client_that_goes_ends_its_samples() -> None:
         wait_until(lambda: served.engine.ended, "its samples go on")
         wait_until(lambda: not served.door.answering, "the request is still open")
         assert served.counted == [("/v1/chat/completions", "CANCELLED")]
+
+
+def test_a_failure_of_the_server_is_counted_logged_and_said_in_openais_form(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Letters):
+        failing = True
+
+        def decode(self, tokens: Any) -> str:
+            if self.failing and len(tokens) > 2:
+                raise KeyError("no such letter")
+            return super().decode(tokens)
+
+    path, source = "/v1/chat/completions", Failing()
+    with serving(source=lambda: source) as served:
+        status, found = served.asked(path, CHAT)
+        assert (status, found["error"]["type"]) == (500, "server_error")
+        assert "no such letter" in caplog.text and "no such letter" not in str(found)
+        _, text = served.asked(path, CHAT | {"stream": True})
+        *_, last = text.decode().removesuffix("\n\n").split("\n\n")
+        assert json.loads(last.removeprefix("data: ")) == found  # behind what was sent before
+        source.failing = False
+        assert served.asked(path, CHAT)[0] == 200
+        wait_until(lambda: len(served.counted) == 3, "not all were counted")
+        assert [code for _, code in served.counted] == ["500", "200", "200"]
 
 
 def test_a_slow_body_and_a_slow_answer_end_with_their_connection() -> None:
