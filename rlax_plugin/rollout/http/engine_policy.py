@@ -109,9 +109,9 @@ class EnginePolicy:
             if chat and (self._form.thinks or (asked.tools and self._form.calls)):
                 told = None  # which parts an answer has is known at its end
             samples = await self._sampled(source, request, told)
-            stops, tools = request.sampling.stop_strings, asked.tools if chat else None
+            tools, sampling = asked.tools if chat else None, request.sampling
             choices = await self._off_loop(
-                lambda: tuple(self._choice(source, sample, stops, tools) for sample in samples)
+                lambda: tuple(self._choice(source, sample, sampling, tools) for sample in samples)
             )
         finally:
             self._unfinished -= asked.n
@@ -121,17 +121,17 @@ class EnginePolicy:
         self,
         source: PromptSource,
         sample: Sampled,
-        stops: Sequence[str],
+        sampling: SamplingParams,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> Choice:
         """A finished sample as a choice; its message has the calls of a chat's tools."""
         assert sample.finish is not None
-        tokens, message = sample.tokens, None
+        tokens, stops, message = _of_text(sample, sampling), sampling.stop_strings, None
         if tools is not None:
             message = self._form.message(tokens, tools, secrets.token_hex(8), stops)
         text = storable(cut(source.decode(tokens), stops))
         version = int(sample.versions[-1])
-        return Choice(tokens, sample.logprobs, text, sample.finish, version, message)
+        return Choice(sample.tokens, sample.logprobs, text, sample.finish, version, message)
 
     def _request(self, source: PromptSource, asked: Asked, context: np.ndarray) -> Request:
         section, ends = self._section, not self._section.rollouts.ignore_stop
@@ -166,7 +166,7 @@ class EnginePolicy:
     async def _sampled(
         self, source: PromptSource, request: Request, told: Told | None
     ) -> Sequence[Sampled]:
-        gains = _Gains(source, request.sampling.stop_strings, len(request.seeds))
+        gains = _Gains(source, request.sampling, len(request.seeds))
         here, newest = asyncio.get_running_loop(), asyncio.Event()
 
         def report(samples: Sequence[Sampled]) -> None:
@@ -253,8 +253,8 @@ class _Gains:
       newest: the samples so far; set by the engine's thread.
     """
 
-    def __init__(self, source: PromptSource, stop_strings: Sequence[str], samples: int):
-        self._source, self._stop_strings = source, stop_strings
+    def __init__(self, source: PromptSource, sampling: SamplingParams, samples: int):
+        self._source, self._sampling = source, sampling
         self._tokens, self._texts = [0] * samples, [""] * samples
         self.newest: Sequence[Sampled] = ()
 
@@ -264,15 +264,21 @@ class _Gains:
             begin, sent = self._tokens[index], self._texts[index]
             if len(sample.tokens) == begin:
                 continue
-            tokens = sample.tokens[: whole_tokens(self._source, sample.tokens)]
-            text = storable(cut(self._source.decode(tokens), self._stop_strings))
-            text = stable(text, self._stop_strings)
+            tokens, stops = _of_text(sample, self._sampling), self._sampling.stop_strings
+            tokens = tokens[: whole_tokens(self._source, tokens)]
+            text = stable(storable(cut(self._source.decode(tokens), stops)), stops)
             if not text.startswith(sent):  # at its end it is, or the stream ends with an error
                 continue
             new, logprobs = sample.tokens[begin:].tolist(), sample.logprobs[begin:].tolist()
             found.append((index, new, logprobs, text[len(sent) :]))
             self._tokens[index], self._texts[index] = len(sample.tokens), text
         return found
+
+
+def _of_text(sample: Sampled, sampling: SamplingParams) -> np.ndarray:
+    """The tokens of a sample's text: without the stop token that ended it, as in vLLM."""
+    ended = sample.finish == "stop" and int(sample.tokens[-1]) in sampling.stop_ids
+    return sample.tokens[:-1] if ended else sample.tokens
 
 
 def _or[T](asked: T | None, own: T) -> T:

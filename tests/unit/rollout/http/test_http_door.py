@@ -154,6 +154,22 @@ def test_a_stop_string_ends_the_text_before_it_also_in_a_stream(served: Served) 
     assert "".join(part.get("content", "") for part in parts) == "ab>12"
 
 
+def test_a_stop_token_of_the_request_is_no_text_also_in_a_stream() -> None:
+    with serving() as served:
+        served.engine.says = [*b"ok;"]
+        for path, asked in (
+            ("/v1/chat/completions", CHAT),
+            ("/v1/completions", {"prompt": "ab"}),
+        ):
+            asked = asked | {"stop_token_ids": [ord(";")], "return_token_ids": True}
+            for choice in served.asked(path, asked)[1]["choices"]:
+                assert choice.get("text", choice.get("message", {}).get("content")) == "ok"
+                assert choice["token_ids"] == [*b"ok;"]
+            parts = [event["choices"][0] for event in served.streamed(path, asked)]
+            texts = [part.get("text", part.get("delta", {}).get("content")) for part in parts]
+            assert "".join(texts) == "ok"
+
+
 @pytest.mark.parametrize(
     ("change", "param", "said"),
     [
