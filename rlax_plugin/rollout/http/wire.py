@@ -543,7 +543,7 @@ class Form:
         choice: Choice,
         sent: tuple[int, str] | None,
     ) -> bytes:
-        """An event with the rest of a choice.
+        """An event with the rest of a choice; it names the weight version and the prompt's ids.
 
         Args:
           sent: number of tokens, and text, that ``gain`` had; None: there was none.
@@ -569,11 +569,17 @@ class Form:
                 found["delta"]["content"] = whole[len(text) :]
         elif self._wanted.kind == "completion":
             found["text"] = whole[len(text) :]
+            if self._wanted.ids:
+                found["prompt_token_ids"] = answered.prompt.tolist()
         tokens, logprobs = choice.tokens[count:].tolist(), choice.logprobs[count:].tolist()
-        return await self._event(found, tokens, logprobs)
+        return await self._event(found, tokens, logprobs, (Answered(answered.prompt, (choice,)),))
 
     async def _event(
-        self, choice: dict[str, Any], tokens: Sequence[int], logprobs: Sequence[float]
+        self,
+        choice: dict[str, Any],
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        answers: Sequence[Answered] = (),
     ) -> bytes:
         choice["logprobs"] = (
             await self.logprobs(choice["index"], tokens, logprobs) if tokens else None
@@ -581,14 +587,14 @@ class Form:
         if self._wanted.ids:
             choice["token_ids"] = list(tokens)
         usage = {"usage": None} if self._wanted.usage else {}
-        return event({**self._head(chunk=".chunk"), "choices": [choice], **usage})
+        return event({**self._head(answers, ".chunk"), "choices": [choice], **usage})
 
     def last(self, answers: Sequence[Answered]) -> bytes:
         """The events behind all choices."""
         found = b""
         if self._wanted.usage:
             usage = {"choices": [], "usage": _usage(answers)}
-            found = event({**self._head(chunk=".chunk"), **usage})
+            found = event({**self._head(answers, ".chunk"), **usage})
         return found + b"data: [DONE]\n\n"
 
 

@@ -55,6 +55,9 @@ def test_a_stream_says_the_same_as_the_whole_answer(served: Served) -> None:
     )
     assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
     assert len(events) > 6  # it came as it was sampled
+    for event in (e for e in events if not e["choices"] or e["choices"][0]["finish_reason"]):
+        assert event["system_fingerprint"] == whole["system_fingerprint"] == "weights-7"
+        assert event["prompt_token_ids"] == whole["prompt_token_ids"] == [97, 98, 62]
     for index, choice in enumerate(whole["choices"]):
         mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
         assert mine[0]["delta"]["role"] == "assistant"
@@ -119,7 +122,9 @@ def test_completions_of_several_prompts_and_forms(served: Served) -> None:
         ["token_id:97", "token_id:53"],
         ["token_id:98", "token_id:99"],
     ]
-    parts = served.streamed("/v1/completions", body)
+    parts = served.streamed("/v1/completions", body | {"return_token_ids": True})
+    ends = [p["choices"][0] for p in parts if p["choices"][0]["finish_reason"]]
+    assert [end["prompt_token_ids"] for end in ends] == [[97], [98, 99]]
     assert "".join(p["choices"][0]["text"] for p in parts if p["choices"][0]["index"]) == "bc"
 
 
