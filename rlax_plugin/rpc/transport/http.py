@@ -37,9 +37,10 @@ class Limits:
 
     Attributes:
       connections: maximum number of open connections; or a quarter of the files that this process
-        may have open, if that is less.
+        may have open, if that is less. A connection starts behind its TLS handshake.
       connection_s: maximum seconds from the start of a connection to the end of its answer; with
         ``answer_s``, from its start or its last answer until the next request is there as a whole.
+        A TLS handshake may take as long before.
       answer_s: maximum seconds from a request to the end of its answer. A connection may then have
         further requests, and ends with the client's half of it. 0: it gets one answer.
       head_bytes: maximum size of a request's first line and headers while they are incomplete; of
@@ -66,7 +67,7 @@ class HttpServer:
       port: the port that is bound.
 
     Raises:
-      OSError: the port is taken.
+      OSError: the port is taken, or the files of ``tls`` cannot be used (``ssl.SSLError``).
     """
 
     def __init__(
@@ -78,9 +79,6 @@ class HttpServer:
         tls: tuple[str, str] | None = None,
     ):
         limits = _affordable(limits)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((bare(host), port), family=family)
-        self.port: int = listener.getsockname()[1]
         config = uvicorn.Config(
             app,
             http=cast(Any, partial(_Protocol, limits)),
@@ -100,7 +98,11 @@ class HttpServer:
             proxy_headers=False,
             timeout_graceful_shutdown=_FINISH_S,
         )
-        self._server = _Server(config)
+        config.load()  # here, because nobody would see an error of the thread
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((bare(host), port), family=family)
+        self.port: int = listener.getsockname()[1]
+        self._server = _Server(config, limits.connection_s)
         self._thread = threading.Thread(
             target=self._server.run, args=([listener],), name=f"http {self.port}", daemon=True
         )
@@ -121,7 +123,34 @@ def _affordable(limits: Limits) -> Limits:
 
 
 class _Server(uvicorn.Server):
-    """A server whose end waits for no client."""
+    """A server whose end waits for no client, and in which a TLS handshake has a deadline.
+
+    Args:
+      handshake_s: its seconds; uvicorn would leave asyncio's 60.
+    """
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float):
+        super().__init__(config)
+        self._handshake_s = handshake_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        loop, config = asyncio.get_running_loop(), self.config
+        protocol = partial(
+            config.http_protocol_class, config=config, server_state=self.server_state, app_state={}
+        )
+        limit_s = self._handshake_s if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=one,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=limit_s,
+            )
+            for one in sockets
+        ]
+        self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for connection in [*self.server_state.connections]:

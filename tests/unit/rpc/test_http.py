@@ -2,11 +2,14 @@
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
+from certificates import made
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
@@ -184,6 +187,24 @@ def test_a_silent_or_slow_client_is_dropped_after_a_time() -> None:
             return False
 
         wait_until(ended, "a client that sends bit by bit is not dropped")
+
+
+def test_a_silent_client_of_a_server_with_tls_is_dropped_after_a_time(tmp_path: Path) -> None:
+    tls = made(tmp_path, "127.0.0.1")
+    files = (tls.certificate, tls.key)
+    server = HttpServer(app, "127.0.0.1", 0, Limits(connection_s=0.1), files)
+    try:
+        with connected(server) as client:
+            client.settimeout(30)  # asyncio itself would wait 60 s for a handshake
+            assert client.recv(1) == b""
+    finally:
+        server.close()
+
+
+def test_a_certificate_that_cannot_be_used_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "c.pem").write_text("no certificate")
+    with pytest.raises(ssl.SSLError):
+        HttpServer(app, "127.0.0.1", 0, tls=(f"{tmp_path}/c.pem", f"{tmp_path}/c.pem"))
 
 
 def test_a_client_that_reads_nothing_is_dropped() -> None:
