@@ -55,7 +55,11 @@ class Open:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts over the whole run."""
+    """Counts over the whole run.
+
+    Attributes:
+      samples, tokens: all that were generated, also those that were discarded later.
+    """
 
     issued: int = 0
     reissued: int = 0
@@ -169,7 +173,6 @@ class RunState:
                 self.totals.tokens += event.tokens
             case ev.Discarded():
                 self.totals.turns_discarded += 1
-                self.totals.samples -= (event.trajectory, event.turn) == (0, 0)
             case ev.Scored():
                 assert group is not None
                 self._score(event, group)
