@@ -70,7 +70,7 @@ def export_model(
 def _export_adapters(
     context: BuildContext, config: Config, weights: Weights, out: Path, dtype: str
 ) -> Exported:
-    from maxtext_overrides.models import peft
+    from maxtext_overrides.models import convert, peft
     from maxtext_overrides.models.reading import opened
 
     if not config.lora.enable_lora:
@@ -81,7 +81,13 @@ def _export_adapters(
     with new_directory("--out", out) as directory:
         files = peft.write(directory, config, stored, dtype)
     rank, alpha = config.lora.lora_rank, config.lora.lora_alpha
-    return Exported(f"adapters, rank {rank}, alpha {alpha:g}, {dtype}", files)
+    notes = [
+        "base_model_name_or_path is null: the source of load_parameters_path is not on this machine"
+    ]
+    known = convert.source_of(config.load_parameters_path) is not None
+    return Exported(
+        f"adapters, rank {rank}, alpha {alpha:g}, {dtype}", files, () if known else notes
+    )
 
 
 def _recorded(context: BuildContext, config: Config, weights: Weights) -> RecordedBase | None:

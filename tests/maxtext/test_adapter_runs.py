@@ -107,7 +107,12 @@ def test_an_export_adds_the_adapters_with_their_own_rank(run, tmp_path):
 
 def test_an_export_for_peft_has_the_adapters_alone(run, tmp_path):
     source = find_source(str(run.directory / "tiny/checkpoints/1"), None, ())
-    export(source, str(tmp_path / "out"), dtype="float32", most_bytes=2**30, peft=True)
+    _, exported = export(
+        source, str(tmp_path / "out"), dtype="float32", most_bytes=2**30, peft=True
+    )
+    assert [note.partition(":")[0] for note in exported.notes] == [
+        "base_model_name_or_path is null"
+    ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -106,7 +106,10 @@ def export(
         str | None, typer.Option(help="file (.yml) with MaxText's keys of a checkpoint's model")
     ] = None,
     shard_gb: Annotated[
-        float, typer.Option(min=0.001, help="largest size of one file of weights, in GB")
+        float,
+        typer.Option(
+            min=0.001, help="largest size of one file of weights, in GB; --peft writes one"
+        ),
     ] = 2.0,
     peft: Annotated[
         bool,

@@ -139,7 +139,6 @@ def serve(
         typer.Option(
             min=0,
             max=65535,
-            show_default=False,
             help="with RUN: port of OpenAI's API over HTTP, which beyond loopback needs "
             "rlax.network.tls; default: any free port",
         ),
