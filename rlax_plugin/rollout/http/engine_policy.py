@@ -16,7 +16,7 @@ from rlax_plugin.base.concurrency.threads import BackgroundWorker
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.text.harmless import one_line, storable
 from rlax_plugin.base.tokens.chat import Message
-from rlax_plugin.base.tokens.stopping import cut
+from rlax_plugin.base.tokens.stopping import Decode, cut
 from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.checking import stable, stop_strings_of, whole_tokens
@@ -108,7 +108,9 @@ class EnginePolicy:
             request = self._request(source, asked, np.asarray(given, np.int32))
             if chat and (self._form.thinks or (asked.tools and self._form.calls)):
                 told = None  # which parts an answer has is known at its end
-            samples = await self._sampled(source, request, told)
+            decode = self._form.decode if chat else source.decode
+            gains = _Gains(source, decode, request.sampling, asked.n)
+            samples = await self._sampled(request, gains, told)
             tools, sampling = asked.tools if chat else None, request.sampling
             choices = await self._off_loop(
                 lambda: tuple(self._choice(source, sample, sampling, tools) for sample in samples)
@@ -164,9 +166,8 @@ class EnginePolicy:
         return request
 
     async def _sampled(
-        self, source: PromptSource, request: Request, told: Told | None
+        self, request: Request, gains: _Gains, told: Told | None
     ) -> Sequence[Sampled]:
-        gains = _Gains(source, request.sampling, len(request.seeds))
         here, newest = asyncio.get_running_loop(), asyncio.Event()
 
         def report(samples: Sequence[Sampled]) -> None:
@@ -249,12 +250,17 @@ class EnginePolicy:
 class _Gains:
     """What the samples of a request have gained since they were looked at last.
 
+    Args:
+      decode: that of the text which the answer has at its end.
+
     Attributes:
       newest: the samples so far; set by the engine's thread.
     """
 
-    def __init__(self, source: PromptSource, sampling: SamplingParams, samples: int):
-        self._source, self._sampling = source, sampling
+    def __init__(
+        self, source: PromptSource, decode: Decode, sampling: SamplingParams, samples: int
+    ):
+        self._source, self._decode, self._sampling = source, decode, sampling
         self._tokens, self._texts = [0] * samples, [""] * samples
         self.newest: Sequence[Sampled] = ()
 
@@ -266,7 +272,7 @@ class _Gains:
                 continue
             tokens, stops = _of_text(sample, self._sampling), self._sampling.stop_strings
             tokens = tokens[: whole_tokens(self._source, tokens)]
-            text = stable(storable(cut(self._source.decode(tokens), stops)), stops)
+            text = stable(storable(cut(self._decode(tokens), stops)), stops)
             if not text.startswith(sent):  # at its end it is, or the stream ends with an error
                 continue
             new, logprobs = sample.tokens[begin:].tolist(), sample.logprobs[begin:].tolist()

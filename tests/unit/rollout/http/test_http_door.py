@@ -102,6 +102,18 @@ def test_calls_of_tools_come_out_and_go_in_again(tmp_path: Path) -> None:
         assert call in rendered and rendered.startswith(json.dumps(TOOLS))
 
 
+def test_a_stream_keeps_the_marks_of_a_chat_that_are_special_tokens(tmp_path: Path) -> None:
+    special = (END, START, TEXT_END, "<tool_call>")
+    directory = byte_level(tmp_path, special=special, template=HERMES)
+    tokenizer = Tokenizer.load(str(directory), "tokenizer_path", {}, DEFAULT_LIMITS)
+    with serving(source=lambda: TextSource(tokenizer, chat=True)) as served:
+        mark, words = tokenizer.special_id("<tool_call>"), tokenizer.encode_behind("well, no")
+        served.engine.says = [*words, mark, *words, tokenizer.eos_id]
+        events = served.streamed("/v1/chat/completions", CHAT)  # without tools
+        parts = [event["choices"][0]["delta"].get("content", "") for event in events]
+        assert len(parts) > 3 and "".join(parts) == "well, no<tool_call>well, no"
+
+
 def test_completions_of_several_prompts_and_forms(served: Served) -> None:
     body = {"model": "m", "prompt": ["ab", "c"], "seed": 5, "logprobs": 0, "max_tokens": 2}
     status, found = served.asked("/v1/completions", body)
