@@ -69,6 +69,7 @@ from rlax_plugin.data.prompts.checking import (
     stable,
     stop_strings_of,
     whole_tokens,
+    worth_decoding,
 )
 from rlax_plugin.data.prompts.config import DatasetConfig
 from rlax_plugin.data.prompts.prompt_files import matching_files, opened

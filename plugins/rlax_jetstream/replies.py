@@ -15,9 +15,8 @@ from rlax_plugin.api import (
     stop_strings_of,
     storable,
     whole_tokens,
+    worth_decoding,
 )
-
-_GROWTH = 16  # a text is decoded whole, so only when its tokens are more by this part of them
 
 
 class RequestError(WorkerError):
@@ -66,7 +65,7 @@ class Replies:
         with self._lock:
             samples, self._newest = self._newest, None
         if samples and any(
-            len(s.tokens) - sent > (sent // _GROWTH if self._as_text else 0)
+            worth_decoding(len(s.tokens), sent) if self._as_text else len(s.tokens) > sent
             for s, sent in zip(samples, self._tokens, strict=True)
         ):
             self._send(samples)

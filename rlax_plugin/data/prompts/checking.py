@@ -20,6 +20,7 @@ from rlax_plugin.data.prompts.table import PromptTable
 from rlax_plugin.ports.protocols import PromptSource
 
 _LONGEST_ID = 256
+_GROWTH = 16
 _INCOMPLETE = "\ufffd"  # stands for the bytes of a character that are not all there yet
 
 
@@ -49,6 +50,17 @@ def whole_tokens(source: PromptSource, tokens: np.ndarray) -> int:
     while end and _INCOMPLETE in source.decode(tokens[end - 1 : end]):
         end -= 1
     return end
+
+
+def worth_decoding(tokens: int, before: int) -> bool:
+    """True if an unfinished text is to be decoded again: its tokens are more by a sixteenth.
+
+    It is decoded as a whole each time, and so costs at most 17 times its length in all.
+
+    Args:
+      before: the number of tokens when it was decoded last.
+    """
+    return tokens - before > before // _GROWTH
 
 
 def stable(text: str, stop_strings: Sequence[str]) -> str:

@@ -19,7 +19,12 @@ from rlax_plugin.base.tokens.chat import Message
 from rlax_plugin.base.tokens.stopping import Decode, cut
 from rlax_plugin.base.types import Key, Request, Sampled, SamplingParams
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.data.prompts.checking import stable, stop_strings_of, whole_tokens
+from rlax_plugin.data.prompts.checking import (
+    stable,
+    stop_strings_of,
+    whole_tokens,
+    worth_decoding,
+)
 from rlax_plugin.ports.protocols import PromptSource, RolloutEngine
 from rlax_plugin.rollout.fleet.links import CallError
 from rlax_plugin.rollout.http.messages import AnswerForm, check_length, for_template, form_of
@@ -171,8 +176,9 @@ class EnginePolicy:
         here, newest = asyncio.get_running_loop(), asyncio.Event()
 
         def report(samples: Sequence[Sampled]) -> None:
-            gains.newest = samples
-            here.call_soon_threadsafe(newest.set)
+            if told is not None:
+                gains.newest = samples
+                here.call_soon_threadsafe(newest.set)
 
         async def tell(told: Told) -> None:
             while await newest.wait():
@@ -261,15 +267,16 @@ class _Gains:
         self, source: PromptSource, decode: Decode, sampling: SamplingParams, samples: int
     ):
         self._source, self._decode, self._sampling = source, decode, sampling
-        self._tokens, self._texts = [0] * samples, [""] * samples
+        self._decoded, self._tokens, self._texts = [0] * samples, [0] * samples, [""] * samples
         self.newest: Sequence[Sampled] = ()
 
     def take(self) -> list[tuple[int, list[int], list[float], str]]:
         found = []
         for index, sample in enumerate(self.newest):
-            begin, sent = self._tokens[index], self._texts[index]
-            if len(sample.tokens) == begin:
-                continue
+            begin, sent, count = self._tokens[index], self._texts[index], len(sample.tokens)
+            if not worth_decoding(count, self._decoded[index]):
+                continue  # what is missing at the end comes with it
+            self._decoded[index] = count
             tokens, stops = _of_text(sample, self._sampling), self._sampling.stop_strings
             tokens = tokens[: whole_tokens(self._source, tokens)]
             text = stable(storable(cut(self._decode(tokens), stops)), stops)
@@ -277,7 +284,7 @@ class _Gains:
                 continue
             new, logprobs = sample.tokens[begin:].tolist(), sample.logprobs[begin:].tolist()
             found.append((index, new, logprobs, text[len(sent) :]))
-            self._tokens[index], self._texts[index] = len(sample.tokens), text
+            self._tokens[index], self._texts[index] = count, text
         return found
 
 

@@ -78,6 +78,23 @@ HERMES = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
+def test_a_long_stream_is_decoded_less_often_than_it_grows() -> None:
+    class Counting(Letters):
+        decoded = 0
+
+        def decode(self, tokens: Any) -> str:
+            self.decoded += len(tokens)
+            return super().decode(tokens)
+
+    source = Counting()
+    with serving(source=lambda: source) as served:
+        served.engine.says = [*b"ab" * 90, STOP]
+        events = served.streamed("/v1/chat/completions", CHAT)
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        assert text == "ab" * 90
+        assert source.decoded < 20 * 181  # every time it grew, 181 * 180 / 2
+
+
 def test_calls_of_tools_come_out_and_go_in_again(tmp_path: Path) -> None:
     directory = byte_level(tmp_path, special=(END, START, TEXT_END), template=HERMES)
     tokenizer = Tokenizer.load(str(directory), "tokenizer_path", {}, DEFAULT_LIMITS)
