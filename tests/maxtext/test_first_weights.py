@@ -11,6 +11,7 @@ from command_line import rlax
 from small_tokenizers import byte_level
 
 from maxtext_overrides.config.loading import load_to_check
+from maxtext_overrides.models.convert import home_of
 from maxtext_overrides.trainer.first_weights import check_converted
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.loading import merged, resolved
@@ -160,3 +161,11 @@ def test_ignored_layers_are_a_warning(converted: dict[bool, Path], tmp_path: Pat
     result = rlax("check", MAXTEXT, *model)
     warning = "load_parameters_path has decoder.layers_1.mlp.wi_0.kernel and 8 more, which the"
     assert result.exit_code == 0 and warning in result.stdout
+
+
+def test_an_empty_path_and_one_at_the_root_are_no_conversions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "converted.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert home_of("0/items") == Path() and home_of("") is None and home_of("/items") is None
