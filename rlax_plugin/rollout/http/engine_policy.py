@@ -167,7 +167,8 @@ class EnginePolicy:
             check(request, section, capabilities.vocabulary, capabilities.side)
         except ValueError as error:
             reason = str(error).removeprefix(f"{key}: ")
-            raise Refused(reason, param=_field_of(reason)) from None
+            prompt = "messages" if isinstance(asked.given, tuple) else "prompt"
+            raise _rejected(reason, prompt) from None
         return request
 
     async def _sampled(
@@ -298,12 +299,12 @@ def _or[T](asked: T | None, own: T) -> T:
     return own if asked is None else asked
 
 
-def _field_of(reason: str) -> str | None:
-    """The field of a request that a rejection by the engine is about."""
-    names = {
-        "max_new_tokens": "max_tokens",
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-    }
-    return names.get(reason.partition(" ")[0])
+def _rejected(reason: str, prompt: str) -> Refused:
+    """A rejection by the engine's limits, with the field that it is about; ``prompt`` is one."""
+    first, second, *_ = reason.split(" ")
+    fields = {"max_new_tokens": "max_tokens"} | {f: f for f in ("temperature", "top_k", "top_p")}
+    fields |= {"samples,": "n", "prompt": prompt, "tokens": prompt}  # behind a number or "the"
+    field = fields.get(first) or fields.get(second)
+    too_long = field == prompt and first.isdecimal() and first != "0"
+    shown = f"{field}: {reason}" if field == "n" else reason
+    return Refused(shown, param=field, code="context_length_exceeded" if too_long else None)

@@ -216,7 +216,7 @@ def test_a_stop_token_of_the_request_is_no_text_also_in_a_stream() -> None:
         ({"tool_choice": "required"}, "tool_choice", 'only "auto"'),
         ({"n": 0}, "n", "from 1 to 128"),
         ({"n": True}, "n", "a whole number"),
-        ({"n": 128}, None, "128 samples, must be 1 to"),
+        ({"n": 128}, "n", "n: 128 samples, must be 1 to"),
         ({"seed": -1}, "seed", "from 0"),
         ({"temperature": 10**400}, "temperature", "must be from 0"),
         ({"temperature": 0.0001}, "temperature", "must be 0 or from 0.001"),
@@ -229,7 +229,7 @@ def test_a_stop_token_of_the_request_is_no_text_also_in_a_stream() -> None:
         ({"messages": [5]}, "messages[0]", "must be an object"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a text"),
         ({"messages": [{"role": "user", "content": "\xe9"}]}, "messages", "not ASCII"),
-        ({"messages": [{"role": "user", "content": "a" * 16}]}, None, "17 prompt tokens"),
+        ({"messages": [{"role": "user", "content": "a" * 16}]}, "messages", "17 prompt tokens"),
         ({"messages": [{"role": "user", "content": "a" * 99999}]}, "messages", "characters"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -247,6 +247,8 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(
     status, found = served.asked("/v1/chat/completions", CHAT | {"stream": stream} | change)
     assert status == (404 if param == "model" else 400)
     assert said in found["error"]["message"] and found["error"]["param"] == param
+    if param == "messages" and ("tokens" in said or "characters" in said):
+        assert found["error"]["code"] == "context_length_exceeded"
     assert len(served.engine.requests) == before
 
 
