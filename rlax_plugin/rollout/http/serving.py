@@ -89,6 +89,7 @@ class ServedHttp:
         except OSError as error:
             reason = f"cannot be used on {place.host}: {error.strerror}; 0 means any free port"
             raise ConfigError(PORT, port, reason) from error
+        self._trusted = shlex.join(["--cacert", tls.ca]) + " " if files else ""
         scheme = "https" if files else "http"
         self.url = f"{scheme}://{bracketed(place.reached_at)}:{self._server.port}/v1"
 
@@ -115,8 +116,8 @@ class ServedHttp:
         return (
             f"read OPENAI_API_KEY < <({key})\n"
             f"export OPENAI_API_KEY OPENAI_BASE_URL={self.url}\n"
-            f"curl $OPENAI_BASE_URL/completions {header} -H 'Content-Type: application/json' "
-            f"-d {shlex.quote(body)}"
+            f"curl {self._trusted}$OPENAI_BASE_URL/completions {header} "
+            f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
         )
 
     def __enter__(self) -> ServedHttp:

@@ -54,6 +54,17 @@ def test_a_client_that_trusts_the_authority_is_answered_over_tls(tmp_path: Path)
             server.close()
 
 
+def test_the_printed_command_trusts_a_private_authority(tmp_path: Path) -> None:
+    tls = made(tmp_path, "server.example")
+    with serving() as served:
+        door = (served.policy, ELSEWHERE, tls, None, Callers())
+        with ServedHttp(*door, CallMetrics(CollectorRegistry()), needs_key=True) as opened:
+            assert f"\ncurl --cacert {tls.ca} $OPENAI" in opened.example(None, "a")
+        door = (served.policy, LOCAL, tls, None, Callers())
+        with ServedHttp(*door, CallMetrics(CollectorRegistry()), needs_key=True) as opened:
+            assert "\ncurl $OPENAI" in opened.example(None, "a")
+
+
 @pytest.mark.parametrize(
     ("roles", "key", "status"),
     [(("client",), KEY, 200), (("trainer",), KEY, 401), (("client",), "other", 401)],
