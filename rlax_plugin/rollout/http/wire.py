@@ -234,7 +234,7 @@ def wanted(kind: Kind, body: bytes, name: str, sent: Asked | None = None) -> Wan
     _check_model(fields, name)
     if kind == "tokens":
         parameters = fields.take("sampling_params", dict, "an object") or {}
-        given = [fields.tokens("token_ids")]
+        given = fields.tokens("token_ids")
         stream, usage = _streamed(fields)
         fields.done()
         fields = _Fields(
@@ -242,10 +242,9 @@ def wanted(kind: Kind, body: bytes, name: str, sent: Asked | None = None) -> Wan
             "sampling_params.",
         )
         logprobs = fields.whole("logprobs", 0, 1) is not None
-        one = _sampling(fields, sent or Asked(""))
+        one = replace(_sampling(fields, sent or Asked("")), given=given)
         fields.done()
-        asked = tuple(replace(one, given=prompt) for prompt in given)
-        return Wanted(kind, asked, stream, usage, logprobs, as_ids=True, ids=True)
+        return Wanted(kind, (one,), stream, usage, logprobs, as_ids=True, ids=True)
     stream, usage = _streamed(fields)
     as_ids, ids = fields.flag("return_tokens_as_token_ids"), fields.flag("return_token_ids")
     one = _sampling(fields, sent or Asked(""))
