@@ -9,6 +9,7 @@ completions and models; ``/tokenize``, ``/inference/v1/generate``, ``return_toke
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
@@ -108,7 +109,9 @@ def parsed(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8-sig")  # json.loads would take UTF-16, too
-        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        found = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
+        )
         if _SURROGATE.search(body):  # which UTF-8 cannot encode, unless it is one of a pair
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -128,6 +131,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{one_line(text, _EXCERPT)} is too large")
+    return number
 
 
 class _Fields:

@@ -281,6 +281,7 @@ def test_fields_that_change_nothing_are_taken(served: Served) -> None:
         (b"", "not valid JSON"),
         (b"[]", "must be an object"),
         (b'{"n": NaN}', "NaN"),
+        (b'{"tools": [-1e999]}', "-1e999 is too large"),
         (b'{"n": 1, "n": 2}', "twice"),
         (b'{"n": "\\ud800"}', "not valid JSON"),
         (b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON"),
