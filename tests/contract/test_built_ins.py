@@ -31,9 +31,10 @@ SMALL = {"train_problems": 30, "test_problems": 20, "validation_problems": 20}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Of which the verifier and the judge ask for a reward."""
+    """Of which the verifier and the judge ask for a reward, and which plays episodes."""
     verdict = {"reward": 1.0, "choices": [{"message": {"content": '{"score": 10}'}}]}
-    with serving(lambda asked: asked.json(verdict)) as found:
+    played = {"reward": 1.0}
+    with serving(lambda asked: asked.json(played if asked.path == "/play" else verdict)) as found:
         yield found.url
 
 
@@ -52,6 +53,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         "rlax_arithmetic": {"prompt_source/arithmetic": {"data_dir": str(tmp_path), **SMALL}},
         "rlax_datasets": DATA_SETS,
         "rlax_http": {
+            "environment/http": {"url": f"{server}/play"},
             "reward/http_verifier": {"url": server},
             "reward/llm_judge": {"base_url": server, "model": "m", "verdict": "json"},
         },

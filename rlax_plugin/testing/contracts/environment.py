@@ -71,7 +71,12 @@ class ScriptedSession(Session):
 
 
 def check_environment(trial: Trial, part: Inspection) -> None:
-    """Checks first prompts, and plays episodes with answers of many kinds."""
+    """Checks first prompts, and plays episodes with answers of many kinds on one event loop."""
+    with asyncio.Runner() as runner:
+        _check(runner, trial, part)
+
+
+def _check(runner: asyncio.Runner, trial: Trial, part: Inspection) -> None:
     environment: Environment = trial.built(part)
     prompts = [make_prompt(text) for text in ("7", "12", "42")]
     with part.rule(
@@ -95,7 +100,7 @@ def check_environment(trial: Trial, part: Inspection) -> None:
     ):
         for seed in range(50):
             prompt, most = prompts[seed % len(prompts)], _MOST_TURNS if seed < 40 else 1
-            outcome, session = _played(environment, prompt, seed, most)
+            outcome, session = _played(runner, environment, prompt, seed, most)
             outcome_to(outcome, "", math.inf)
             count = len(outcome.rewards)
             require(count in (0, session.turns), f"{count} rewards for {session.turns} turns")
@@ -106,13 +111,13 @@ def check_environment(trial: Trial, part: Inspection) -> None:
             "keep no state between episodes and use no randomness; or do not set deterministic",
         ):
             for prompt, seed, most, outcome, given in reversed(played):
-                again, session = _played(environment, prompt, seed, most)
+                again, session = _played(runner, environment, prompt, seed, most)
                 require(again == outcome, f"{outcome}, then {again}")
                 require(session.given == given, f"it gave {given}, then {session.given}")
 
 
 def _played(
-    environment: Environment, prompt: Prompt, seed: int, most: int
+    runner: asyncio.Runner, environment: Environment, prompt: Prompt, seed: int, most: int
 ) -> tuple[Outcome, ScriptedSession]:
     session = ScriptedSession(seed, most, begun=environment.begins == "prompt")
 
@@ -125,4 +130,4 @@ def _played(
             require(False, f"an episode did not end within {_PLAY_S:g} s: {session.turns} turns")
             raise
 
-    return asyncio.run(play()), session
+    return runner.run(play()), session
