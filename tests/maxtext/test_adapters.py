@@ -233,7 +233,9 @@ def test_a_training_that_continues_needs_its_base(tmp_path):
         np.testing.assert_array_equal(array, other.weights[0][name], err_msg=name)
     assert all(map(adapters.is_adapter, stored_shapes("", path)))
     restored = LORA | {"lora_restore_path": path}
-    with pytest.raises(ConfigError, match=r"lora_alpha = 9\.0: must be 8, with which the adapters"):
+    with pytest.raises(
+        ConfigError, match=r"lora_alpha = 9\.0: must be 8\.0, with which the adapters"
+    ):
         tests.train(tmp_path, run_name="third", lora=restored | {"lora_alpha": 9.0}, **saved)
     (tmp_path / "halves/base.json").unlink()
     with pytest.raises(ConfigError, match=r"^lora.lora_restore_path = .*has no base\.json$"):

@@ -125,7 +125,7 @@ class EpisodeRunner:
           pool: the pool whose processes play and score.
           source: source of the prompt; None: that of training.
           log: records turns. None: the episodes are not used for training, and data that only
-            training needs is dropped; log-probs of a long evaluation would take gigabytes.
+            training needs is dropped, which would take gigabytes in a long evaluation.
           first: index of the first sample within its group; 0 if there may be several turns.
           step: see ``RewardPool.score``.
 
@@ -134,9 +134,10 @@ class EpisodeRunner:
           VoidTurns: the log reports that the group will not be used for training.
         """
         source = source or self._source
+        if log is None:
+            kept = _shown if self._section.several_turns else _light
+            completed = completed._replace(samples=tuple(map(kept, completed.samples)))
         if not self._section.several_turns:
-            if log is None:
-                completed = completed._replace(samples=tuple(map(_light, completed.samples)))
             made = source, completed.request.context, completed.samples, first
             if tokens(completed.samples) > _MOST_AT_ONCE:
                 episodes = await asyncio.to_thread(single_turn, *made)
@@ -247,7 +248,7 @@ class _Group:
             completed = await self._runner.ask(request)
         self._workers |= dict.fromkeys(completed.workers)
         (sampled,) = completed.samples
-        return sampled
+        return sampled if self._trains else _shown(sampled)
 
     async def _scores(
         self,
@@ -277,14 +278,14 @@ _WITHOUT_TURN = Unscored(
 )
 
 
+def _shown(sampled: Sampled) -> Sampled:
+    """Returns a copy with what an environment may see: no side channels, and the last version."""
+    return replace(sampled, versions=sampled.versions[-1:].copy(), side=EMPTY)
+
+
 def _light(sampled: Sampled) -> Sampled:
-    """Returns a copy without log-probs and side channels, and with the last version only."""
-    return replace(
-        sampled,
-        logprobs=np.zeros(0, np.float32),
-        versions=sampled.versions[-1:].copy(),
-        side=EMPTY,
-    )
+    """Returns a copy with what is left of that once an episode that does not train is over."""
+    return replace(_shown(sampled), logprobs=np.zeros(0, np.float32))
 
 
 def _light_turn(turn: Turn) -> Turn:

@@ -120,8 +120,8 @@ class Watched(Parts):
     """Plays episodes of three turns, and sees what an evaluation still holds of them.
 
     Attributes:
-      arrays: a weak reference to every array of log-probs, versions or a side channel.
-      tokens: of every array of tokens, its group and a weak reference.
+      arrays: a weak reference to every array of versions or a side channel.
+      tokens: of every array of tokens or log-probs, its group and a weak reference.
       kept: before each later turn and each score, how many of ``arrays`` were alive.
     """
 
@@ -142,9 +142,9 @@ class Watched(Parts):
         assert request.min_version == 5 + max(0, request.key.turn - 1)
         samples = []
         for seed in request.seeds:
-            tokens = np.ones(64, np.int32)
-            self.tokens.append((request.key.group, weakref.ref(tokens)))
-            nats, truncated = (self._array(np.zeros(64, np.float32)) for _ in range(2))
+            tokens, nats = np.ones(64, np.int32), np.zeros(64, np.float32)
+            self.tokens += [(request.key.group, weakref.ref(one)) for one in (tokens, nats)]
+            truncated = self._array(np.zeros(64, np.float32))
             versions = self._array(np.full(64, 5 + request.key.turn, np.int32))
             side = {TRUNCATED_LOGPROBS: truncated}
             samples.append(Sampled(seed, tokens, nats, versions, "stop", side=side))
@@ -190,6 +190,6 @@ def test_an_evaluation_keeps_numbers_and_neither_tokens_nor_log_probs() -> None:
     assert found.main["pass_at_1"].value == pytest.approx((1 + 1 + 1 / 2) / 3)
     assert found.main["reward_errors"].value == pytest.approx(1 / 6)
     assert found.failures == {"a": "reward_failed: KeyError: 2"}
-    # Of each problem 2 samples, 3 turns and 3 arrays; looked at before 2 later turns and a score.
-    assert len(parts.arrays) == 3 * 2 * 3 * 3 and parts.kept == [0] * (3 * 2 * 2 + 3)
+    # Of each problem 2 samples, 3 turns and 2 arrays; looked at before 2 later turns and a score.
+    assert len(parts.arrays) == 3 * 2 * 3 * 2 and parts.kept == [0] * (3 * 2 * 2 + 3)
     assert parts._have_let_go()
