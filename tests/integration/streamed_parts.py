@@ -59,6 +59,7 @@ class Sends(ParameterServer):
         self.asked: list[tuple[str, int]] = []
         self.sent = 0
         self.most = 10**9  # chunks of a stream, behind which it stands still
+        self.together = 0  # streams that must be open, for one to go on behind a chunk
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Chunk]:
         self.asked.append((request.file, request.offset))
@@ -68,6 +69,8 @@ class Sends(ParameterServer):
                 await asyncio.sleep(LIMIT_S)
             self.sent, left = self.sent + 1, left - 1
             yield self.changed(chunk, self.sent)
+            while self.streams._open.total() < self.together:
+                await asyncio.sleep(0.001)
 
 
 def serves(root: Path, **kwargs: Any) -> Any:
