@@ -14,7 +14,6 @@ Facts read in peft 0.21.2: ``tuners/lora/config.py``, ``tuners/lora/layer.py``,
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import regex
 
 from maxtext_overrides.adapters import is_adapter
 from maxtext_overrides.models import convert, export, finite, huggingface_config, tensors
@@ -77,6 +77,7 @@ _IGNORED = (
     "revision",
     "target_modules",
 )
+_PATTERN_S = 1.0
 
 
 def _check_keys(path: str, config: Any) -> None:
@@ -110,10 +111,11 @@ def _check_targets(path: str, model: tuple[Variable, ...]) -> None:
 def _is_target(module: str, targets: Any) -> bool:
     """True if PEFT adapts a module of the layers, none of which is the output layer."""
     if isinstance(targets, str):
-        try:
-            return targets == "all-linear" or re.fullmatch(targets, module) is not None
-        except re.error:
+        try:  # PEFT uses re, in which a pattern of somebody else could take for ever
+            matched = regex.fullmatch(targets, module, timeout=_PATTERN_S)
+        except (regex.error, TimeoutError):
             return False
+        return targets == "all-linear" or matched is not None
     names = [one for one in targets if isinstance(one, str)] if isinstance(targets, list) else []
     return any(module == one or module.endswith(f".{one}") for one in names)
 

@@ -157,6 +157,7 @@ def configured(base, tmp_path, lora, **keys):
             "(",
             'q_proj, whose tensors are in adapter_model.safetensors, and is "("',
         ),
+        ("target_modules", "(([a-z_.0-9])+)+q", "must match model.layers.0.self_attn."),  # slow
         ("target_modules", None, "and is null"),
         ("r", "4", "r in adapter_config.json must be a number above 0"),
     ],
