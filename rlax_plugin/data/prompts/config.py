@@ -20,6 +20,7 @@ MANIFEST = "prepared.json"
 """Name of the file that describes the tables in its directory."""
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_FIELD = re.compile(r"[^.\[\]]+(?:\[[0-9]{1,6}\])?")
 _MOST_HELD_OUT = 0.5
 
 
@@ -44,8 +45,9 @@ class DatasetConfig(Section):
     question: str = Field(
         default="",
         description="column of the question, which is a text or a list of messages with role and "
-        "content; or a template of columns with text, such as 'Q: {question}\\nA:'. Empty: the one "
-        "column named question, prompt, problem, instruction or messages",
+        "content; or a template of columns with text, such as 'Q: {question}\\nA:', in which "
+        "{tests[0]} is the first item of a list. Empty: the one column named question, prompt, "
+        "problem, instruction or messages",
     )
     reference: str = Field(
         default="",
@@ -151,8 +153,9 @@ class DatasetConfig(Section):
             reason = f"is no template: {error}; write {{{{ and }}}} for braces"
             raise ConfigError("question", self.question, reason) from None
         for _, name, form, conversion in parts:
-            if name is not None and (form or conversion or not re.fullmatch(r"[^.\[\]]+", name)):
-                reason = "must have plain columns in its braces, such as {question}"
+            if name is not None and (form or conversion or not _FIELD.fullmatch(name)):
+                reason = "must have plain columns in its braces, such as {question}, or an item of "
+                reason += "a column with a list, such as {tests[0]}"
                 raise ConfigError("question", self.question, reason)
 
     def _weights_have_domains(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ class Columns:
         named |= {"reference": (self.reference,), "domain": (config.domain,)}
         for option, columns in named.items():
             for column in filter(None, columns):
-                if column not in names and column.partition(".")[0] not in names:
+                if column not in names and re.split(r"[.\[]", column)[0] not in names:
                     given = getattr(config, option)
                     reason = f"the data has no column {column!r}; {alternatives(column, names)}"
                     raise ConfigError(f"{KEY}.{option}", given, reason)
@@ -123,7 +124,8 @@ class Columns:
     def _question(self, row: Mapping[str, Any]) -> tuple[str | Sequence[Message], str]:
         if self._template is not None:
             values = {name: _text_of(_column(row, name), name) for name in self._template}
-            text = self._config.question.format_map(values)
+            parts = string.Formatter().parse(self._config.question)
+            text = "".join(fixed + values.get(name or "", "") for fixed, name, _, _ in parts)
             return text, text
         found = _column(row, self.question)
         if isinstance(found, str):
@@ -162,6 +164,12 @@ def _found(option: str, known: Sequence[str], names: Collection[str], needed: bo
 def _column(row: Mapping[str, Any], name: str) -> Any:
     if name in row:
         return row[name]
+    column, is_item, index = name.rstrip("]").partition("[")
+    if is_item:
+        items = row.get(column)
+        if not isinstance(items, list) or int(index) >= len(items):
+            raise BrokenRowError(f"has no list in {column!r} with an item {index}")
+        return items[int(index)]
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:

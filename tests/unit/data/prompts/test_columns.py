@@ -40,6 +40,16 @@ def test_a_template_of_columns() -> None:
     assert prompt.metadata == {"x": 3, "y": "{x}"}
 
 
+def test_a_template_with_an_item_of_a_list() -> None:
+    row = {"text": "Add 1.", "tests": ["f(1)", "f(2)"], "answer": "x"}
+    assert only(row, question="{text} {tests[1]}").text == "Add 1. f(2)"
+    for tests in (["f(1)"], "f(1)", None):
+        with pytest.raises(ConfigError, match="has no list in 'tests' with an item 1"):
+            only(row | {"tests": tests}, question="{text} {tests[1]}")
+    with pytest.raises(ConfigError, match="the data has no column 'test\\[0\\]'"):
+        only(row, question="{test[0]}")
+
+
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [

@@ -81,6 +81,8 @@ def test_prompts_that_are_too_long_are_counted() -> None:
         ({"held_out": {"../x": 0.1}}, "held_out = '../x': must be a name of letters, digits"),
         ({"question": "Q: {a.__class__}"}, "must have plain columns in its braces"),
         ({"question": "Q: {a!r}"}, "must have plain columns in its braces"),
+        ({"question": "Q: {a[0].b}"}, "must have plain columns in its braces"),
+        ({"question": "Q: {a[-1]}"}, "must have plain columns in its braces"),
         ({"question": "Q: {"}, "is no template"),
         ({"weights": {"a": 1}}, "needs domain, the column of domains"),
         ({"domain": "d", "weights": {"a": 0}}, "must not all be 0"),
