@@ -66,6 +66,14 @@ def init(
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="copy a complete config for a model and a machine, with its other files, in place "
+            "of writing one; list: show the names",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Writes a commented config as a starting point.
@@ -74,11 +82,15 @@ def init(
     defaults for a run like configs/demo.yml, in which a tiny model learns sums on two CPU cores.
     With --data, such a model learns to answer your own questions.
     The file explains every key it sets; rlax explain rlax has all other keys and their defaults.
+    With --recipe it copies a complete config to FILE, by default under the recipe's name.
     """
     with exit_status():
         from rlax_plugin.tools.commands import init
 
         answers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        if recipe is not None:
+            _init_recipe(recipe, file, force, answers)
+            return
         path = file or Path("run.yml")
         init.check_target(path, force)
         if not answers and not yes and sys.stdin.isatty():
@@ -90,6 +102,23 @@ def init(
         commands = (pasteable("rlax", verb, str(path)) for verb in ("check", "train"))
         typer.echo("\n  ".join((f"wrote {path}", *notes)))
         typer.echo("\n  ".join(("", *commands)))
+
+
+def _init_recipe(name: str, file: Path | None, force: bool, answers: dict[str, Any]) -> None:
+    from rlax_plugin.base.errors import ConfigError
+    from rlax_plugin.tools.commands import init, recipe_files
+
+    if answers:
+        option = f"--{next(iter(answers)).replace('_', '-')}"
+        raise ConfigError(option, None, "cannot be combined with --recipe: change the copied file")
+    if name == "list":
+        for recipe, about in recipe_files.described().items():
+            typer.echo(f"{recipe}\n  {about}")
+        return
+    if file is not None:
+        init.check_target(file, force=True)
+    copied, comments = recipe_files.copy(name, file, force)
+    typer.echo("\n".join([f"wrote {', '.join(map(str, copied))}", "", *comments]))
 
 
 @command(CONFIGURE, "rlax check configs/demo.yml rlax.staleness.max_staleness=2")
