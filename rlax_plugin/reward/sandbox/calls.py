@@ -7,6 +7,7 @@ The numbers are those of the kernel's public headers. Imports nothing of the pro
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Processor -> the column of its numbers, and the kernel's number for it in a filter."""
@@ -63,11 +64,29 @@ _ALLOWED = (
     "sendmmsg 307 269, recvmmsg 299 243, getsockname 51 204, getpeername 52 205, "
     "setsockopt 54 208, getsockopt 55 209"
 )
-ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    name: (int(first), None if second == "-" else int(second))
-    for name, first, second in map(str.split, _ALLOWED.split(","))
-}
+# Executing; watching files, priorities, extended attributes: what shells, git and tar use.
+_OF_PROGRAMS = (
+    "execve 59 221, execveat 322 281, memfd_create 319 279, inotify_init 253 -, "
+    "inotify_init1 294 26, inotify_add_watch 254 27, inotify_rm_watch 255 28, sync 162 81, "
+    "syncfs 306 267, sync_file_range 277 84, setpriority 141 140, "
+    "sched_setaffinity 203 122, mlock 149 228, munlock 150 229"
+)
+Numbers = Mapping[str, tuple[int | None, int | None]]
 """Name -> its numbers in the columns of ``ARCHITECTURES``; None: there is no such call."""
+
+
+def _numbers(text: str) -> Numbers:
+    return {
+        name: (int(first), None if second == "-" else int(second))
+        for name, first, second in map(str.split, text.split(","))
+    }
+
+
+ALLOWED = _numbers(_ALLOWED)
+OF_PROGRAMS = _numbers(_OF_PROGRAMS)
+"""What the second profile allows as well, which may execute programs."""
+SOCKETS_OF_PROGRAMS = (int(socket.AF_INET),)
+"""Families of sockets that it allows as well: its network namespace has nothing but loopback."""
 
 _IOCTL = (
     0x5401,  # TCGETS and TCGETS2: whether a file is a terminal

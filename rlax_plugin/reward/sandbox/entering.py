@@ -28,12 +28,19 @@ HOST_NAME = "sandbox"
 """The machine's name inside a uts namespace."""
 
 
-def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
+def enter(
+    layers: Collection[str],
+    tell_unshared: Callable[[], None],
+    seen: view.Seen | None = None,
+    uid: int = TESTED_UID,
+) -> None:
     """Enters every namespace among the layers; only children are in a new pid namespace.
 
     Args:
       layers: names of the layers.
       tell_unshared: has the uid tables written, and returns when they are.
+      seen: what programs see; None: Python code, which may execute none.
+      uid: of what will run, as it is inside.
 
     Raises:
       OSError: the kernel does not allow one of them.
@@ -44,7 +51,8 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
     mounts = "mount namespace" in layers
     if root and mounts:  # inside the user namespace it may not look into root's directories
         os.unshare(os.CLONE_NEWNS)
-        view.build()
+        mapped = unused_uid(os.getpid()) if "user namespace" in layers else 0
+        view.build(seen, mapped + uid)
     if flags:
         os.unshare(flags)
     if "user namespace" in layers:
@@ -56,7 +64,9 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
     if "uts namespace" in layers:
         kernel.set_host_name(HOST_NAME)
     if mounts and not root:
-        view.build()
+        view.build(seen, uid)
+    if seen is not None and "network namespace" in layers:
+        kernel.bring_up_loopback()
 
 
 def write_tables(pid: int, user: int, group: int) -> None:

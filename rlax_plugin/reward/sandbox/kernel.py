@@ -7,8 +7,11 @@ The numbers and structures are those of the kernel's public headers; a call that
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
+import socket
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -16,6 +19,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_SECUREBITS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 28, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -151,6 +155,22 @@ def protect_mount(path: str) -> None:
     _syscall(_MOUNT_SETATTR, what, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, size)
 
 
+def allow_writing(path: str) -> None:
+    """Undoes ``protect_mount`` for one mount: its files can be written."""
+    attributes = _MountAttributes(0, MS_RDONLY)
+    what, size = f"mount_setattr {path}", ctypes.sizeof(_MountAttributes)
+    _syscall(_MOUNT_SETATTR, what, _AT_FDCWD, os.fsencode(path), 0, attributes, size)
+
+
+def bring_up_loopback() -> None:
+    """Makes 127.0.0.1 usable in this network namespace, which needs its CAP_NET_ADMIN."""
+    with socket.socket() as any_socket:
+        asked = struct.pack("16sH14x", b"lo", 0)
+        found = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, asked)
+        flags = struct.unpack("16sH14x", found)[1] | _IFF_UP
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
+
+
 def change_root(path: str) -> None:
     """Makes a mount the root directory, and unmounts the old one."""
     os.chdir(path)
@@ -190,7 +210,11 @@ def landlock_version() -> int:
 
 
 def restrict_files(
-    readable: Iterable[str], writable: Iterable[str], *, devices: Iterable[str] = ()
+    readable: Iterable[str],
+    writable: Iterable[str],
+    *,
+    devices: Iterable[str] = (),
+    programs: bool = False,
 ) -> None:
     """Forbids opening any other files, executing files, and using TCP ports, from now on.
 
@@ -200,19 +224,21 @@ def restrict_files(
       readable: files and directories; missing ones are ignored.
       writable: directories in which files may be created, written and removed.
       devices: files that may be read and written.
+      programs: True: what may be read may be executed, and TCP ports may be used.
 
     Raises:
       OSError: there is no Landlock.
     """
     version = landlock_version()
     handled = _ALL_FILES.get(version, _IOCTL)
-    network, scoped = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
+    network = 3 if version >= 4 and not programs else 0
+    scoped, execute = (3 if version >= 6 else 0), (_EXECUTE if programs else 0)
     rules = _Ruleset(handled, network, scoped)
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = _syscall(_LANDLOCK_CREATE, "landlock_create_ruleset", rules, size, 0)
     for paths, allowed in (
-        (readable, READ_FILE | READ_DIR),
-        (writable, handled & ~_EXECUTE),
+        (readable, READ_FILE | READ_DIR | execute),
+        (writable, handled & ~_EXECUTE | execute),
         (devices, READ_FILE | _WRITE_FILE),
     ):
         for path in paths:

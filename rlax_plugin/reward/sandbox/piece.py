@@ -6,6 +6,7 @@ Imports nothing of the project but this package.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import resource
 import signal
@@ -13,7 +14,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, NoReturn
 
@@ -37,22 +38,24 @@ class Held:
       limits: limits of the code.
       uid: uid of tested code if the server is root.
       proc: an open directory of processes; -1 if there is a pid namespace.
+      seen: what programs see; None: it is Python code, which may execute none.
     """
 
     layers: Collection[str]
     limits: Limits
     uid: int
     proc: int = -1
+    seen: view.Seen | None = None
 
 
 def prepare(held: Held) -> None:
     """Prepares in the server, once, what its forks inherit."""
-    view.readable()
+    view.readable(held.seen)
     view.devices()
     if "capability drop" in held.layers:
         kernel.forbid_capabilities()
     if "seccomp" in held.layers:
-        seccomp.filter_program()
+        seccomp.filter_program(programs=held.seen is not None)
     if "landlock" in held.layers:
         kernel.landlock_version()
 
@@ -62,6 +65,8 @@ def run(files: list[int], ready: int, held: Held, place: str) -> NoReturn:
 
     Args:
       files: the program, stdin, stdout, stderr, and perhaps the channel; all above ``CHANNEL``.
+        Where programs may be executed, JSON is in place of the program: ``source``, or ``command``
+        with its ``environment``.
       ready: gets one byte when only the code itself is left to run, or the error that prevented it.
       held: the containment.
       place: its directory, in which it may write.
@@ -73,13 +78,18 @@ def run(files: list[int], ready: int, held: Held, place: str) -> NoReturn:
         os._exit(1)
     os.write(ready, b"\0")
     os.close(ready)
+    if held.seen is not None:
+        asked = json.loads(program)
+        if "command" in asked:
+            _execute(asked["command"], asked["environment"], place)
+        program = asked["source"].encode()
     os._exit(_run(program))
 
 
 def _alone(files: list[int], ready: int, held: Held, place: str) -> bytes:
     # In this order: each step needs what a later one takes away.
     layers = held.layers
-    if "mount namespace" in layers:
+    if "mount namespace" in layers and held.seen is None:
         os.unshare(os.CLONE_NEWNS)
         view.new_work_place(held.limits.space_bytes)
     os.setsid()
@@ -98,13 +108,17 @@ def _alone(files: list[int], ready: int, held: Held, place: str) -> bytes:
         kernel.drop_capabilities()
     kernel.show_memory()
     kernel.end_with_parent(signal.SIGKILL)
-    _limit(held.limits, processes="process limit" in layers, others=0 if changes else _OTHERS)
+    others, programs = 0 if changes else _OTHERS, held.seen is not None
+    _limit(held.limits, processes="process limit" in layers, others=others, programs=programs)
     if "no new privileges" in layers:
         kernel.no_new_privileges()
     if "landlock" in layers:
-        kernel.restrict_files(view.readable(), (place,), devices=view.devices())
+        # Its root has nothing else: programs list it, and look for files of their own.
+        whole = programs and "mount namespace" in layers
+        readable = ("/",) if whole else view.readable(held.seen)
+        kernel.restrict_files(readable, (place,), devices=view.devices(), programs=programs)
     if "seccomp" in layers:
-        seccomp.refuse_calls()
+        seccomp.refuse_calls(programs=programs)
     return program
 
 
@@ -119,7 +133,7 @@ def _put_files(files: list[int], keep: tuple[int, int]) -> None:
     os.closerange(low, 1 << 16)
 
 
-def _limit(limits: Limits, *, processes: bool, others: int) -> None:
+def _limit(limits: Limits, *, processes: bool, others: int, programs: bool) -> None:
     wanted = {
         # Memory that can be written; a thread of the C library reserves much more than it uses.
         resource.RLIMIT_DATA: limits.memory_bytes,
@@ -130,6 +144,8 @@ def _limit(limits: Limits, *, processes: bool, others: int) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    if programs:  # some reserve any amount of it
+        del wanted[resource.RLIMIT_AS]
     if processes:
         wanted[resource.RLIMIT_NPROC] = limits.processes + others
     for name, value in wanted.items():
@@ -142,6 +158,17 @@ def _limit(limits: Limits, *, processes: bool, others: int) -> None:
 def _allowed(name: int, value: int) -> int:
     _, hard = resource.getrlimit(name)
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def _execute(command: list[str], environment: Mapping[str, str], place: str) -> NoReturn:
+    """Replaces this process by a program; one that cannot be had ends as in a shell."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    own = {"HOME": place, "TMPDIR": place, "LANG": "C.UTF-8", **environment}
+    try:
+        os.execvpe(command[0], command, own)
+    except (OSError, ValueError) as error:  # the second: a NUL in an argument
+        os.write(2, f"{command[0]}: {error}\n".encode(errors="replace"))
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def _run(program: bytes) -> int:

@@ -14,14 +14,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
-from rlax_plugin.reward.sandbox.code_limits import Limits
+from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
 from rlax_plugin.reward.sandbox.entering import TESTED_UID, unused_uid, write_tables
 from rlax_plugin.reward.sandbox.layers import ENVIRONMENT, Offer, command, offered
 from rlax_plugin.reward.sandbox.memory import MemoryLimit, memory_limit
@@ -29,6 +29,8 @@ from rlax_plugin.reward.sandbox.memory import MemoryLimit, memory_limit
 _START_S = 20.0
 _GRACE_S = 5.0  # until a server that has killed a piece says so
 _MESSAGE = 1 << 16
+OUTPUT_BYTES = MIB
+"""Length up to which output is kept, where the limit of files is larger."""
 
 Why = Literal["exited", "signal", "time", "memory", "output", "stopped"]
 _ENDINGS: dict[Why, Ending] = {
@@ -56,7 +58,7 @@ class Ended:
         over, its processes used too much ``memory``, or it was ``stopped``; ``output``: it exited
         and its output has reached the limit, so that some may be missing.
       code: exit code, or the negative number of the signal.
-      stdout, stderr: its output, at most ``Limits.file_bytes`` each.
+      stdout, stderr: its output, at most ``Limits.file_bytes`` or 1 MiB each.
     """
 
     why: Why
@@ -98,9 +100,9 @@ class Sandbox:
           SandboxError: a layer is missing, and ``allow_weak`` is not set.
         """
         self.limits = limits or Limits()
-        self._offer = _sufficient(allow_weak)
+        self._offer = sufficient(allow_weak)
         self._prelude = prelude
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._jobs = 0
 
     @property
@@ -116,9 +118,9 @@ class Sandbox:
         """
         self._started()
 
-    def _started(self) -> _Server:
+    def _started(self) -> Server:
         if self._server is None:
-            self._server = _Server(self.limits, self._offer, self._prelude)
+            self._server = Server(self.limits, self._offer, self._prelude)
         return self._server
 
     def run(self, source: str, stdin: bytes = b"", channel: socket.socket | None = None) -> Ended:
@@ -146,7 +148,7 @@ class Sandbox:
         self._jobs += 1
         data = source.encode(errors="surrogatepass")
         try:
-            return Running(self, server, self._jobs, data, stdin, channel)
+            return Running(server, self._jobs, data, stdin, channel, self.close)
         except OSError as error:
             self.close()
             raise SandboxError(f"the sandbox cannot run a program: {error}") from error
@@ -164,7 +166,12 @@ class Sandbox:
         self.close()
 
 
-def _sufficient(allow_weak: bool) -> Offer:
+def sufficient(allow_weak: bool) -> Offer:
+    """Returns the layers of this machine.
+
+    Raises:
+      SandboxError: one is missing, and ``allow_weak`` is not set, or all are.
+    """
     offer = offered()
     if (refusal := offer.refusal()) and not allow_weak:
         raise SandboxError(refusal)
@@ -174,18 +181,29 @@ def _sufficient(allow_weak: bool) -> Offer:
 
 
 class Running:
-    """A running piece of code."""
+    """A running piece of code, or a program.
+
+    Args:
+      wall_s: its time, if it is not that of the limits.
+      close: is called if the sandbox cannot go on.
+
+    Attributes:
+      number: of the job.
+      end: time of the monotonic clock at which the server must have said how it ended.
+    """
 
     def __init__(
         self,
-        owner: Sandbox,
-        server: _Server,
+        server: Server,
         number: int,
         program: bytes,
         stdin: bytes,
         channel: socket.socket | None,
+        close: Callable[[], None],
+        wall_s: float | None = None,
     ):
-        self._owner, self._server, self._number = owner, server, number
+        self.number, self._server, self._close = number, server, close
+        wall_s = server.limits.wall_s if wall_s is None else wall_s
         self._ended: Ended | None = None
         self._failure: SandboxError | None = None
         with ExitStack() as stack:
@@ -194,15 +212,15 @@ class Running:
             with ExitStack() as if_failed:
                 files = []
                 for data in (program, stdin, b"", b""):
-                    files.append(_file(data))
+                    files.append(memory_file(data))
                     closing = stack if len(files) < 3 else if_failed
                     closing.callback(os.close, files[-1])
                 self._written = files[2:]
                 server.memory.exceeded()  # whatever was before does not count
                 passed = [] if channel is None else [channel.fileno()]
-                server.send({"job": number}, [*files, *passed])
+                server.send({"job": number, "wall_s": wall_s}, [*files, *passed])
                 if_failed.pop_all()
-        self._end = time.monotonic() + owner.limits.wall_s + _GRACE_S
+        self.end = time.monotonic() + wall_s + _GRACE_S
 
     def wait(self) -> Ended:
         """Waits for its end, which comes by ``Limits.wall_s`` at the latest.
@@ -214,7 +232,7 @@ class Running:
         if self._failure is not None:
             raise self._failure
         if self._ended is None:
-            self._ended = self._result()
+            self._ended = self.result(self._server.answer(self.number, self.end))
         return self._ended
 
     def stop(self) -> Ended:
@@ -224,20 +242,29 @@ class Running:
           SandboxError: see ``wait``.
         """
         if self._ended is None:
-            with suppress(OSError):
-                self._server.send({"stop": self._number})
+            self.ask_to_stop()
         return self.wait()
 
-    def _result(self) -> Ended:
-        said = self._server.answer(self._number, self._end)
+    def ask_to_stop(self) -> None:
+        """Has it killed, and does not wait."""
+        with suppress(OSError):
+            self._server.send({"stop": self.number})
+
+    def forget(self) -> None:
+        """Gives up the files of its output; nothing can wait for it any more."""
+        for file in self._written:
+            os.close(file)
+
+    def result(self, said: dict[str, Any] | None) -> Ended:
+        """Returns what the server's message about it means; see ``wait`` and ``Server.answer``."""
         exceeded = self._server.memory.exceeded()
         if said is None:  # the server is gone, or ends now, with all that it has started
             why = self._server.lost or ("memory" if exceeded else None)
             # Process 1 of a namespace cannot be killed by what runs in it.
-            if why is None and "pid namespace" in self._owner.layers:
+            if why is None and "pid namespace" in self._server.layers:
                 reason = "the sandbox was ended from outside while it ran a program"
                 raise self._failed(SandboxError(reason, Ending.PROCESS_ENDED))
-            self._owner.close()
+            self._close()
             return self._made(why or "signal", -signal.SIGKILL)
         if "failed" in said:
             reason = f"a piece of code could not be started: {said['failed']}"
@@ -251,14 +278,13 @@ class Running:
 
     def _failed(self, failure: SandboxError) -> SandboxError:
         """Ends the sandbox, and keeps why this piece has no result for every later ``wait``."""
-        self._owner.close()
-        for file in self._written:
-            os.close(file)
+        self._close()
+        self.forget()
         self._failure = failure
         return failure
 
     def _made(self, why: Why, code: int) -> Ended:
-        most = self._owner.limits.file_bytes
+        most = min(self._server.limits.file_bytes, OUTPUT_BYTES)
         texts = []
         for file in self._written:
             texts.append(os.pread(file, most, 0))
@@ -268,7 +294,7 @@ class Running:
         return Ended(why, code, texts[0], texts[1])
 
 
-def _file(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
     """Returns a file in memory without a path."""
     file = os.memfd_create("rlax-sandbox", os.MFD_CLOEXEC)
     try:
@@ -282,19 +308,31 @@ def _file(data: bytes) -> int:
     return file
 
 
-class _Server:
+class Server:
     """The processes of one sandbox.
 
+    Args:
+      see: what programs see beside the system's files; None: it runs Python code only.
+
     Attributes:
+      limits: of each piece.
+      layers: names of its layers.
       memory: the limit of the whole tree.
       lost: the reason if this process ended it while it ran a piece.
+      listener: listens on 127.0.0.1 in the network namespace of programs, if they have one.
     """
 
-    def __init__(self, limits: Limits, offer: Offer, prelude: str):
+    def __init__(
+        self, limits: Limits, offer: Offer, prelude: str = "", see: Sequence[str] | None = None
+    ):
         self.lost: Literal["time", "memory"] | None = None
         self._inner: int | None = None  # refers to the process that everything ends with
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.memory: MemoryLimit = memory_limit(limits.memory_bytes)
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.limits, self.layers = limits, offer.having
+        self.listener: socket.socket | None = None
+        # What is in its work place is memory as well, and stays there if it is for programs.
+        kept_bytes = 0 if see is None else limits.space_bytes
+        self.memory: MemoryLimit = memory_limit(limits.memory_bytes + kept_bytes)
         with theirs:
             self._process = subprocess.Popen(
                 command("server", str(theirs.fileno())),
@@ -305,7 +343,7 @@ class _Server:
             )
         atexit.register(self.close)
         try:
-            self._start(limits, offer, prelude)
+            self._start(limits, offer, prelude, see)
         except (OSError, ValueError, LookupError) as error:
             self.close()
             raise SandboxError(f"the sandbox cannot be started: {error}") from error
@@ -313,14 +351,14 @@ class _Server:
             self.close()
             raise
 
-    def _start(self, limits: Limits, offer: Offer, prelude: str) -> None:
+    def _start(self, limits: Limits, offer: Offer, prelude: str, see: Sequence[str] | None) -> None:
         self.memory.add(self._process.pid)
         layers = [name for name in offer.having if name != "memory limit"]
         uid = TESTED_UID
         if os.geteuid() == 0 and "user namespace" not in layers and "unused uid" in layers:
             uid = unused_uid(self._process.pid)
         settings = {"layers": layers, "limits": asdict(limits), "uid": uid, "prelude": prelude}
-        self.send(settings)
+        self.send({**settings, "see": see})
         end, ready = time.monotonic() + _START_S, False
         while True:
             said = self._received(end)
@@ -338,7 +376,7 @@ class _Server:
                 return
 
     def send(self, message: dict[str, Any], files: list[int] = []) -> None:  # noqa: B006  not kept
-        socket.send_fds(self._control, [json.dumps(message).encode()], files)
+        socket.send_fds(self.control, [json.dumps(message).encode()], files)
 
     def answer(self, number: int, end: float) -> dict[str, Any] | None:
         """Returns the server's message about a piece; None if the server is gone, see ``lost``."""
@@ -349,23 +387,31 @@ class _Server:
 
     def _received(self, end: float) -> dict[str, Any] | None:
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
         watch_s = self.memory.watch_s
         while (left := end - time.monotonic()) > 0:
             wait_s = left if watch_s is None else min(left, watch_s)
             if poll.poll(wait_s * 1000):
-                data = self._control.recv(_MESSAGE)
-                return json.loads(data) if data else None
+                return self.receive()
             if watch_s is not None and self.memory.exceeded():
                 self.lost = "memory"
                 return None
         self.lost = "time"
         return None
 
+    def receive(self) -> dict[str, Any] | None:
+        """Returns the message that has arrived; None: the server is gone."""
+        data, files, _, _ = socket.recv_fds(self.control, _MESSAGE, 1)
+        if files:
+            self.listener = socket.socket(fileno=files[0])
+        return json.loads(data) if data else None
+
     def close(self) -> None:
         """Ends every process and waits until they are gone, for at most 10 s."""
         atexit.unregister(self.close)
-        self._control.close()
+        self.control.close()
+        if self.listener is not None:
+            self.listener.close()
         if self._inner is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inner, signal.SIGKILL)

@@ -41,25 +41,30 @@ def supported() -> bool:
     return machine() in calls.ARCHITECTURES
 
 
-def refuse_calls() -> None:
+def refuse_calls(*, programs: bool = False) -> None:
     """Installs the filter permanently for this process and all that it starts.
+
+    Args:
+      programs: True: it may execute programs, see ``calls.OF_PROGRAMS``.
 
     Raises:
       OSError: the kernel has no seccomp, or privileges could still be gained.
     """
-    set_seccomp(filter_program())
+    set_seccomp(filter_program(programs=programs))
 
 
 @functools.cache
-def filter_program() -> _Program:
+def filter_program(*, programs: bool) -> _Program:
     """Returns the filter, which is made once per process and inherited by forks."""
-    filters = steps(machine())
+    filters = steps(machine(), programs=programs)
     array = (_Instruction * len(filters))(*filters)
     return _Program(len(filters), array)
 
 
-def steps(architecture: str) -> list[Step]:
+def steps(architecture: str, *, programs: bool = False) -> list[Step]:
     """Returns the filter of an architecture."""
+    allowed = {**calls.ALLOWED, **calls.OF_PROGRAMS} if programs else calls.ALLOWED
+    sockets = calls.SOCKETS_OF_PROGRAMS if programs else ()
     column, audit = calls.ARCHITECTURES[architecture]
     found: list[Step] = [
         (LOAD, 0, 0, AT_ARCHITECTURE),
@@ -67,9 +72,10 @@ def steps(architecture: str) -> list[Step]:
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, AT_NUMBER),
     ]
-    for first, last in _ranges(column):
+    for first, last in _ranges(column, allowed):
         found += [(JUMP_AT_LEAST, 0, 2, first), (JUMP_ABOVE, 1, 0, last), (RETURN, 0, 0, ALLOW)]
-    for numbers, place, values in calls.BY_ARGUMENT.values():
+    for name, (numbers, place, values) in calls.BY_ARGUMENT.items():
+        values = (*values, *sockets) if name == "socket" else values
         found += [
             (JUMP_EQUAL, 0, 2 * len(values) + 2, numbers[column]),
             (LOAD, 0, 0, AT_ARGUMENTS + 8 * place),
@@ -90,9 +96,9 @@ def steps(architecture: str) -> list[Step]:
     return found
 
 
-def _ranges(column: int) -> list[tuple[int, int]]:
+def _ranges(column: int, allowed: calls.Numbers) -> list[tuple[int, int]]:
     """Returns the numbers that are always allowed, as the first and last of each range."""
-    numbers = [one for both in calls.ALLOWED.values() if (one := both[column]) is not None]
+    numbers = [one for both in allowed.values() if (one := both[column]) is not None]
     ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if ranges and ranges[-1][1] == number - 1:

@@ -20,7 +20,7 @@ import tempfile
 import time
 import types
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from rlax_plugin.reward.sandbox import kernel, view
 from rlax_plugin.reward.sandbox.code_limits import Limits
@@ -29,6 +29,8 @@ from rlax_plugin.reward.sandbox.piece import Held, prepare, run
 
 _CONTROL, _FILES = 3, 5
 _LONGEST = 1 << 18  # bytes of a message
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 64  # connections that wait to be accepted
 _WARM = (
     "ast bisect collections copy datetime decimal fractions functools heapq io itertools json math "
     "operator random re statistics string traceback typing"
@@ -45,17 +47,19 @@ def main() -> None:
     os.set_inheritable(_CONTROL, False)
     settings = json.loads(control.recv(_LONGEST))
     layers: list[str] = settings["layers"]
+    limits, see = Limits(**settings["limits"]), settings["see"]
     for name in _WARM.split():
         __import__(name)
     try:
         os.chdir("/")
         # Of processes outside, where what a piece leaves is not in a namespace that can be emptied.
         proc = -1 if "pid namespace" in layers else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        enter(layers, lambda: _ask(control, {"unshared": os.getpid()}))
+        seen = view.Seen(tuple(see), limits.space_bytes) if see is not None else None
+        uid = settings["uid"]
+        enter(layers, lambda: _ask(control, {"unshared": os.getpid()}), seen, uid)
         if pid := os.fork():
             _wait_for(pid, control)
-        held = Held(layers, Limits(**settings["limits"]), settings["uid"], proc)
-        _serve(control, held, settings["prelude"])
+        _serve(control, Held(layers, limits, uid, proc, seen), settings["prelude"])
     except OSError as error:
         _say(control, {"failed": str(error)})
         os._exit(1)
@@ -92,18 +96,39 @@ def _serve(control: socket.socket, held: Held, prelude: str) -> None:
     kernel.hide_memory()
     gc.collect()
     gc.freeze()
-    _say(control, {"ready": True})
+    listener = _listener(held)
+    socket.send_fds(control, [b'{"ready": true}'], listener)
+    for file in listener:
+        os.close(file)
+    # Where nothing else can be had, the files of programs stay in a directory of this machine.
+    kept = None if held.seen is None or "mount namespace" in held.layers else _temporary(held)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, _FILES)
         if not message:
-            os._exit(0)
+            _leave(kept)
         asked = json.loads(message)
         if "job" in asked:
-            _say(control, {"job": asked["job"], **_piece(control, files, held)})
+            limit_s = asked.get("wall_s", held.limits.wall_s)
+            _say(control, {"job": asked["job"], **_piece(control, files, held, kept, limit_s)})
 
 
-def _piece(control: socket.socket, files: list[int], held: Held) -> dict[str, Any]:
-    place = view.WORK if "mount namespace" in held.layers else _temporary(held)
+def _listener(held: Held) -> list[int]:
+    """Returns a socket that listens in the network namespace of programs, if they have one."""
+    if held.seen is None or "network namespace" not in held.layers:
+        return []
+    return [socket.create_server((LOOPBACK, 0), backlog=_BACKLOG).detach()]
+
+
+def _leave(kept: str | None) -> NoReturn:
+    if kept is not None:
+        shutil.rmtree(kept, ignore_errors=True)
+    os._exit(0)
+
+
+def _piece(
+    control: socket.socket, files: list[int], held: Held, kept: str | None, wall_s: float
+) -> dict[str, Any]:
+    place = kept or (view.WORK if "mount namespace" in held.layers else _temporary(held))
     read, write = os.pipe()
     if not (pid := os.fork()):
         run(files, write, held, place)
@@ -111,11 +136,14 @@ def _piece(control: socket.socket, files: list[int], held: Held) -> dict[str, An
     for file in files:
         os.close(file)
     try:
-        return _watched(control, pid, read, held.limits.wall_s)
+        return _watched(control, pid, read, wall_s)
+    except _HolderGoneError:
+        _end_all(held)
+        _leave(kept)
     finally:
         os.close(read)
         _end_all(held)
-        if place != view.WORK:
+        if place not in (view.WORK, kept):
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -125,6 +153,10 @@ def _temporary(held: Held) -> str:
     if os.geteuid() == 0 and "unused uid" in held.layers:
         os.chown(place, held.uid, held.uid)
     return place
+
+
+class _HolderGoneError(Exception):
+    """The process that holds the sandbox has ended."""
 
 
 def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dict[str, Any]:
@@ -149,7 +181,7 @@ def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dic
                 break
             elif control.fileno() in found:
                 if not control.recv(1 << 16):
-                    os._exit(0)
+                    raise _HolderGoneError
                 why = "stopped"
                 break
             elif left <= 0:

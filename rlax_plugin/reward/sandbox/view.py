@@ -1,6 +1,7 @@
 """The files that tested code sees: Python, its standard library, and an empty work directory.
 
-Imports nothing of the project but system calls.
+Programs see the programs of the system and the packages of Python as well. Imports nothing of the
+project but system calls.
 """
 
 from __future__ import annotations
@@ -9,21 +10,50 @@ import functools
 import glob
 import os
 import sys
+from dataclasses import dataclass
 
 from rlax_plugin.reward.sandbox import kernel
 
 WORK = "/tmp"
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_PROGRAMS = ("/usr", "/bin", "/sbin", "/etc/alternatives", "/etc/localtime", "/etc/nsswitch.conf")
+_PROGRAMS += ("/etc/ssl/certs",)
+# Neither names of this machine nor of its users.
+_OWN_FILES = {
+    "/etc/passwd": "root:x:0:0::/:/bin/sh\nsandbox:x:1:1::/tmp:/bin/sh\n",
+    "/etc/group": "root:x:0:\nsandbox:x:1:\n",
+    "/etc/hosts": "127.0.0.1 localhost sandbox\n",
+}
 _PACKAGES = ("*/site-packages", "*/dist-packages", "site-packages", "dist-packages")
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What programs see.
+
+    Attributes:
+      paths: directories and files to read and execute, beside the system's and Python's.
+      space_bytes: size of all files in ``WORK``, which stay until the sandbox ends.
+    """
+
+    paths: tuple[str, ...]
+    space_bytes: int
+
+
 @functools.cache  # each piece of code needs it, in a fork that begins with the result
-def readable() -> tuple[str, ...]:
-    """Returns directories and files of Python and the system's libraries, at their own paths."""
+def readable(seen: Seen | None = None) -> tuple[str, ...]:
+    """Returns directories and files of Python and the system's libraries, at their own paths.
+
+    Args:
+      seen: None: Python code, which may execute no programs.
+    """
     standard = os.path.dirname(os.path.realpath(os.__file__))
-    python = os.path.join(os.path.realpath(sys.base_prefix), "lib")
-    paths = [path for path in (standard, python, *_SYSTEM) if os.path.exists(path)]
+    python = os.path.realpath(sys.base_prefix)
+    wanted = (standard, os.path.join(python, "lib"), *_SYSTEM)
+    if seen is not None:
+        wanted = (*wanted, python, *_PROGRAMS, *seen.paths)
+    paths = [path for path in wanted if os.path.exists(path)]
     return tuple(path for path in dict.fromkeys(paths) if not _is_inside(path, paths))
 
 
@@ -37,19 +67,26 @@ def devices() -> tuple[str, ...]:
     return tuple(path for path in _DEVICES if os.path.exists(path))
 
 
-def build() -> None:
+def build(seen: Seen | None = None, owner: int = 0) -> None:
     """Gives this mount namespace a read-only root directory; the old one is out of reach.
 
-    ``WORK`` is an empty directory to mount something on.
+    Args:
+      seen: None: ``WORK`` is an empty directory to mount something on. Otherwise it is an empty
+        file system of limited size.
+      owner: uid that owns this one, as this process sees it.
 
     Raises:
       OSError: the kernel does not allow it.
     """
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    sources = {path: _source(path) for path in (*readable(), *devices())}
+    given = seen.paths if seen is not None else ()
+    sources = {path: _source(path, given) for path in (*readable(seen), *devices())}
     root = WORK  # any directory will do: what it hides is seen through the open files
     options = "mode=755,size=1m,nr_inodes=1000"
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    os.mkdir(root + WORK)
+    if seen is not None:  # before the others: Python may be in there, too
+        _mount_work_place(root + WORK, seen, owner)
     for path, source in sources.items():
         target = root + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -62,17 +99,32 @@ def build() -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
         kernel.mount(f"/proc/self/fd/{source}", target, flags=kernel.MS_BIND | kernel.MS_REC)
         os.close(source)
-        for pattern in _PACKAGES:
+        for pattern in _PACKAGES if seen is None else ():
             for packages in glob.glob(os.path.join(target, pattern)):
                 kernel.mount("tmpfs", packages, "tmpfs", options="mode=755,size=4k")
-    os.makedirs(root + WORK, exist_ok=True)
+    if seen is not None:
+        os.symlink(WORK, f"{root}/dev/shm")
+        for path, text in _OWN_FILES.items():
+            with open(root + path, "w") as file:
+                file.write(text)
+            os.chmod(root + path, 0o444)
     kernel.protect_mount(root)
+    if seen is not None:
+        kernel.allow_writing(root + WORK)
     kernel.change_root(root)
 
 
-def _source(path: str) -> int | str:
-    """Returns an open file, or the target of a symbolic link."""
-    return os.readlink(path) if os.path.islink(path) else os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _source(path: str, given: tuple[str, ...]) -> int | str:
+    """Returns an open file, or the target of a symbolic link of the system's."""
+    if os.path.islink(path) and path not in given:
+        return os.readlink(path)
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def _mount_work_place(path: str, seen: Seen, owner: int) -> None:
+    inodes = max(1024, seen.space_bytes >> 13)
+    options = f"mode=1777,size={seen.space_bytes},nr_inodes={inodes},uid={owner},gid={owner}"
+    kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 
 def new_work_place(space_bytes: int) -> None:

@@ -104,6 +104,9 @@ def test_only_the_room_of_rpc_opens_a_port_or_a_connection() -> None:
     """See Ports in docs/security.md."""
     security, transport = "rlax_plugin/rpc/security", "rlax_plugin/rpc/transport"
     doors = {f"{security}/operator_certificate.py", f"{transport}/doors.py", f"{transport}/http.py"}
+    doors |= {f"{transport}/forwarding.py"}
+    # In a network namespace of its own, which nothing outside can reach.
+    doors |= {"rlax_plugin/reward/sandbox/server.py"}
     assert having(OPENS) == doors
 
 
