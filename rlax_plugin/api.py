@@ -125,6 +125,7 @@ from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.rollout.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.rollout.http.episode import Access, EpisodeDoor
+from rlax_plugin.rollout.http.outcomes import outcome_of, request_metrics
 from rlax_plugin.rpc.transport.doors import client_channel
 from rlax_plugin.run.metrics.tracking import (
     BackgroundTracker,

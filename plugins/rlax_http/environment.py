@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from rlax_http.client import Client, names_of
+from rlax_http.client import Client
 from rlax_http.failures import ServerError
 from rlax_http.server import AddressConfig, check_url
 from rlax_plugin.api import (
@@ -21,11 +19,11 @@ from rlax_plugin.api import (
     Outcome,
     Prompt,
     Session,
+    outcome_of,
 )
 
 _USABLE = 0.9  # part of ``rlax.deadlines.episode_s``; the rest leaves time to say why
 _WAIT_S = 1.0  # between two tries to reach the program
-_FIELDS = ("reward", "rewards", "text", "ended", "metrics")
 
 
 class HarnessConfig(AddressConfig):
@@ -104,45 +102,8 @@ class Harness(Environment):
         Raises:
           ServerError: it is no outcome.
         """
-
-        def wrong(what: str) -> ServerError:
-            return ServerError(f"{self._config.url} replied {what}", passes=False)
-
-        if not isinstance(given, Mapping):
-            raise wrong(f"{client.shown(names_of(given))}: it must be an object")
-        if unknown := sorted(set(given) - set(_FIELDS)):
-            known = ", ".join(_FIELDS)
-            raise wrong(f"the unknown field {client.shown(unknown[0])!r}: there are {known}")
-        found = {name: value for name, value in given.items() if value is not None}
-        reward, rewards = found.get("reward"), found.get("rewards")
-        if reward is None and not rewards and not self._section.rewards:
-            raise wrong("neither reward nor rewards, and rlax.rewards is empty")
-        if not isinstance(rewards, list | None) or not all(map(_is_number, rewards or ())):
-            raise wrong("rewards that are no list of finite numbers, one for each answer")
-        if reward is not None and not _is_number(reward):
-            raise wrong("a reward that is no finite number")
-        if rewards and not access.in_order:
-            reason = "answers were sampled at the same time, or one reached no client"
-            raise wrong(f"rewards, and their order is not known, as {reason}: reply reward")
-        text, ended = found.get("text"), found.get("ended", "done")
-        if not isinstance(text, str | None):
-            raise wrong("a text that is no text")
-        if ended not in ("done", "cut"):
-            raise wrong("an ended that is neither done nor cut")
-        metrics = found.get("metrics", {})
-        if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
-            raise wrong("metrics that are no object with finite numbers")
-        requests = {f"requests_{kind}": float(count) for kind, count in access.requests.items()}
-        own = {str(name): float(value) for name, value in metrics.items()}
-        if taken := sorted(requests.keys() & own.keys()):
-            raise wrong(f"the metric {taken[0]!r}, which is counted here: give it another name")
-        paid = tuple(map(float, rewards or ()))
-        return Outcome(text, paid, ended, {**requests, **own}, float(reward or 0.0))
-
-
-def _is_number(value: Any) -> bool:
-    """True of a finite number that a float holds; True and False are none."""
-    try:
-        return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:
-        return False
+        try:
+            return outcome_of(given, access, needs_reward=not self._section.rewards)
+        except ValueError as error:
+            said = f"{self._config.url} replied {client.shown(str(error))}"
+            raise ServerError(said, passes=False) from None

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import EMPTY, NO_VERSION, Finish, Prompt
 
 _NO_CONTEXT = np.zeros(0, np.int32)
@@ -64,6 +65,8 @@ class Outcome:
       ended: "done", or "cut" if the episode was ended before it was over.
       metrics: further figures, by name; they are not used for training.
       reward: that of the episode as a whole, in addition to ``rewards``.
+      ending: what the policy's answers have brought down, such as ``over_memory``, if the rewards
+        here are therefore a wrong answer's; see ``Score.ending``. None: nothing.
     """
 
     text: str | None = None
@@ -71,6 +74,7 @@ class Outcome:
     ended: Literal["done", "cut"] = "done"
     metrics: Mapping[str, float] = EMPTY
     reward: float = 0.0
+    ending: Ending | None = None
 
 
 class EpisodeLimit(Exception):

@@ -230,6 +230,7 @@ def outcome_to(outcome: Any, text: str, limit: float) -> dict[str, Any]:
         "reward": within(outcome.reward, limit, "the environment"),
         "ended": str(outcome.ended),
         "metrics": dict(checked_metrics(outcome.metrics)),
+        "ending": checked_ending(outcome.ending),
     }
     if (size := len(line(shown))) > LONGEST:
         raise ValueError(f"its outcome has {size} bytes, and may have {LONGEST}")
@@ -247,7 +248,8 @@ def outcome_from(message: Mapping[str, Any], limit: float) -> Outcome:
     if ended not in ("done", "cut"):
         raise ValueError("an outcome is neither done nor cut")
     reward = within(message["reward"], limit, "the environment")
-    return Outcome(text, rewards, ended, checked_metrics(message["metrics"]), reward)
+    metrics, ending = checked_metrics(message["metrics"]), checked_ending(message["ending"])
+    return Outcome(text, rewards, ended, metrics, reward, ending)
 
 
 def score_to(
@@ -316,15 +318,15 @@ def unscored_from(message: Mapping[str, Any]) -> Unscored:
 
 
 def checked_ending(ending: Any) -> Ending | None:
-    """Returns the ending of a score, after checking it.
+    """Returns the ending of a score or an outcome, after checking it.
 
     Raises:
-      ValueError: it is not one that a reward may give.
+      ValueError: it is not one that a reward or an environment may give.
     """
     if ending is None:
         return None
     if not (checked_one := Ending(ending)).by_reward:
-        raise ValueError(f"a score has the ending {checked_one}, which is not a reward's to say")
+        raise ValueError(f"{checked_one} is no ending that a score or an outcome may have")
     return checked_one
 
 

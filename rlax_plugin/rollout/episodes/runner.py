@@ -298,7 +298,8 @@ def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -
     Args:
       outcome: the environment's outcome, with rewards in the order of the episode's rows.
     """
-    if isinstance(score, Unscored) or not (outcome.rewards or outcome.reward or outcome.metrics):
+    says = outcome.rewards or outcome.reward or outcome.metrics or outcome.ending
+    if isinstance(score, Unscored) or not says:
         return score
     metrics = dict(score.metrics)
     for name, value in outcome.metrics.items():  # added, as those of several rewards are
@@ -318,4 +319,5 @@ def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -
         total=score.total + outcome.reward + sum(outcome.rewards),
         metrics=metrics,
         token_rewards=paid,
+        ending=outcome.ending or score.ending,
     )

@@ -66,6 +66,16 @@ class Access:
         return self._policy.used
 
     @property
+    def sampling(self) -> bool:
+        """True while the policy samples a turn, which is not the program's time."""
+        return self._policy.sampling
+
+    @property
+    def failed(self) -> bool:
+        """True once a request has failed for which the program is not to blame."""
+        return self._policy.has_failed
+
+    @property
     def requests(self) -> Mapping[str, int]:
         """Number of samples by ``rlax_plugin.rollout.http.sessions.Kind``."""
         return {kind: count for kind, count in self._policy.conversations.counts.items()}
@@ -155,6 +165,7 @@ class EpisodePolicy:
       conversations: of the episode.
       used: see ``Access``.
       unordered: True once two answers were being sampled at the same time, or one was lost here.
+      has_failed: see ``Access.failed``.
     """
 
     def __init__(
@@ -173,7 +184,11 @@ class EpisodePolicy:
         self._stop_strings = stop_strings_of(source) if ends else ()
         self._stop_ids = source.stop_ids if ends else ()
         self._sampling: set[asyncio.Task[tuple[np.ndarray, Choice]]] = set()
-        self._has_first = self._over = self.unordered = False
+        self._has_first = self._over = self.unordered = self.has_failed = False
+
+    @property
+    def sampling(self) -> bool:
+        return bool(self._sampling)
 
     @property
     def longest(self) -> int:
@@ -234,7 +249,8 @@ class EpisodePolicy:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._sampling.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody may wait for it any more
+            error = task.exception()  # nobody may wait for it any more
+            self.has_failed |= error is not None and not isinstance(error, Refused)
 
     def _check(self, asked: Asked) -> None:
         """Refuses what the run's config decides and a request would change."""
