@@ -91,6 +91,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
                 else warnings_of_rate(config.learning_rate, config.opt_type.value)
             ),
             *_warnings_of_devices(config.hardware),
+            *_warnings_of_rows(config),
             *_warnings_of_memory(config, needed),
             *ignored,
         ],
@@ -389,6 +390,19 @@ def _warnings(
     length = config.trainable_position_size
     if 0 < length < section.sequence_tokens:
         yield "trainable_position_size", f"is {length}, which is shorter than a row"
+
+
+def _warnings_of_rows(config: Any) -> Iterator[tuple[str, str]]:
+    # The kernel that both choose on TPUs divides a row into blocks, and takes a shorter row as one.
+    kernel = config.hardware == "tpu" and config.attention in ("autoselected", "flash")
+    row, block = config.max_target_length, max(config.sa_block_q, config.sa_block_kv)
+    if kernel and row > block and row % block:
+        wanted = row - row % block + block
+        yield (
+            "max_target_length",
+            f"is {row}, and the attention kernel of TPUs takes only multiples of {block} above it "
+            f"(sa_block_q, sa_block_kv): let prompt and completion together have {wanted} tokens",
+        )
 
 
 def _warnings_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:

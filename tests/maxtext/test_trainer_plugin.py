@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -374,6 +375,23 @@ def test_check_counts_the_logits_of_a_larger_warm_start(tmp_path):
     rl = {"logits of 8 x 8 tokens and their gradient": 2 * 4 * 8 * 8 * 512}
     assert logits_with("rlax.trainer.warm_start.batch_rows=4") == rl  # 4 x 16 are no more
     assert logits_with(f"rlax.trainer.warm_start.directory={tmp_path}") == rl
+
+
+def test_check_warns_of_rows_that_the_attention_kernel_of_tpus_rejects():
+    """The compiler said so of 768 tokens: q_block_size=512 should divide q_seq_len=768."""
+    keys = {"hardware": "tpu", "attention": "autoselected", "sa_block_q": 512, "sa_block_kv": 512}
+    for row, other, expected in (
+        (768, {}, "together have 1024 tokens"),
+        (528, {"attention": "flash"}, "together have 1024 tokens"),
+        (1024, {}, ""),
+        (456, {}, ""),
+        (768, {"attention": "dot_product"}, ""),
+        (768, {"hardware": "gpu"}, ""),
+        (768, {"sa_block_q": 256, "sa_block_kv": 256}, ""),
+    ):
+        config = SimpleNamespace(**keys | {"max_target_length": row} | other)
+        found = dict(checking._warnings_of_rows(config)).get("max_target_length", "")
+        assert found.endswith(expected) and bool(found) == bool(expected)
 
 
 def test_check_warns_of_versions_that_are_rounded_more_than_the_computation():
