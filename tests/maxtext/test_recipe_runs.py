@@ -60,7 +60,8 @@ def done(*arguments: str, cwd: Path, **environment: str) -> str:
 def home(name: str, tmp_path: Path) -> Path:
     """A directory with a recipe and its converted model, as its first lines say."""
     copied, _ = recipe_files.copy(name, tmp_path / f"{name}.yml", force=False)
-    base = Path(yaml.safe_load(copied[-1].read_text())["base_config"])
+    last = [path for path in copied if path.suffix == ".yml"][-1]
+    base = Path(yaml.safe_load(last.read_text())["base_config"])
     write_model(base.parent.name, tmp_path / "source")
     dtype = ("--dtype", "bfloat16") if name.endswith("lora") else ()
     done("convert", "source", "--out", str(base.parent), *dtype, cwd=tmp_path)
