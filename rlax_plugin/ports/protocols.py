@@ -128,7 +128,7 @@ class BuildContext:
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       config: the whole resolved config, for parts that need MaxText's keys (``config.maxtext``);
-        None if there is only a section, as in reward processes.
+        None if there is only a section. In reward processes it has no ``content``.
       part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
         consist of others, such as a trainer.
       check_part: (kind, choice, dotted config key): runs the ``check_start`` of another part; for
@@ -243,6 +243,14 @@ class PromptSource(ABC):
             not read tools.
         """
         raise ValueError("the prompt source has no encode_messages: give tokens or a text")
+
+    def messages(self, prompt: Prompt) -> Sequence[Message]:
+        """The chat messages of a prompt, before the policy's first answer.
+
+        Raises:
+          ValueError: prompts are no chats.
+        """
+        raise ValueError("the prompt source has no messages: its prompts are no chats")
 
     def answer(self, completion: str) -> str | None:
         """The answer, which votes in majority@k; None if the completion contains none."""

@@ -472,6 +472,7 @@ class RewardPool:
         in between end the run. The first number holds before the first result of the run,
         the second one after it.
       functions: files of functions, see ``BuildContext``.
+      maxtext: MaxText's own keys, such as that of the tokenizer which an environment encodes with.
 
     Attributes:
       blame: decides which jobs have ended processes.
@@ -487,6 +488,7 @@ class RewardPool:
         clocks: Clocks = clock_of,
         most_in_vain: tuple[int, int] = MOST_IN_VAIN,
         functions: Mapping[str, str] | None = None,
+        maxtext: Mapping[str, Any] | None = None,
     ):
         self._section, self._note = section, note
         output = self._output = RewardOutput(run_dir / "logs" / "rewards.log")
@@ -495,6 +497,7 @@ class RewardPool:
             "run_dir": str(run_dir),
             "key": key,
             "functions": dict(functions or {}),
+            "maxtext": dict(maxtext or {}),
         }
         startup_s, count = section.deadlines.startup_s, section.reward_processes
         self._processes = [

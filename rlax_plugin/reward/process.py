@@ -42,6 +42,7 @@ from rlax_plugin.base.text.harmless import harmless, one_line
 from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.base.types import Episode, Prompt, Score
 from rlax_plugin.config import Choice, RlaxSection, last_of
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome
 from rlax_plugin.ports.protocols import BuildContext, EpisodeReward, GroupReward, Reward
 from rlax_plugin.reward.functions.calling import ReturnedError
@@ -736,6 +737,7 @@ def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
         run_dir=Path(start["run_dir"]),
         seed=section.seed,
         section=section,
+        config=ResolvedConfig(section, start["maxtext"]),
         functions=start["functions"],
     )
     forms = []

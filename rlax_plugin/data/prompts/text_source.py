@@ -19,6 +19,7 @@ from rlax_plugin.base.tokens.tokenizer import Tokenizer
 from rlax_plugin.base.types.sampled import EMPTY, Prompt
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 
+_MESSAGES = "messages"  # metadata of a question that is a list of messages
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
@@ -119,6 +120,18 @@ class TextSource(PromptSource):
             return self.tokenizer.render(messages, tools=tools)
         return self.tokenizer.next_turn(messages, after, tools)
 
+    def messages(self, prompt: Prompt) -> list[Message]:
+        """Returns the messages that a prompt's tokens are rendered from.
+
+        Raises:
+          ValueError: without ``chat`` there are none.
+        """
+        if _MESSAGES in prompt.metadata:
+            return self._messages(prompt.metadata[_MESSAGES])
+        if not self._chat:
+            raise ValueError("prompts are no chats: set rlax.prompt_source.chat")
+        return self._messages(prompt.text)
+
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """Returns a right completion with its ending, int32 [length]."""
         answer = self._answers.get(prompt.id, prompt.reference)
@@ -142,7 +155,7 @@ class TextSource(PromptSource):
         else:
             tokens = self.tokenizer.render(self._messages(question))
             text = "\n".join(f"{one.get('role')}: {one.get('content')}" for one in question)
-            metadata["messages"] = [dict(one) for one in question]
+            metadata[_MESSAGES] = [dict(one) for one in question]
         found = prompt_id(self._chat, self._system, text, row.reference, metadata).hex()
         if row.answer is not None:
             self._answers[found] = row.answer

@@ -177,7 +177,12 @@ class GenerationStart:
 
     def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
         pool = RewardPool(
-            section, self._run_dir, key=key, note=self._note, functions=self._functions
+            section,
+            self._run_dir,
+            key=key,
+            note=self._note,
+            functions=self._functions,
+            maxtext=self._config.maxtext,
         )
         self._running.closing.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
