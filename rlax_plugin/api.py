@@ -111,6 +111,7 @@ from rlax_plugin.ports.training import (
     Trainer,
     TrainerPort,
 )
+from rlax_plugin.reward.functions.tools import CallError, FunctionTool
 from rlax_plugin.reward.sandbox.code_limits import Limits
 from rlax_plugin.reward.sandbox.layers import offered as sandbox_layers
 from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox, SandboxError
@@ -125,7 +126,9 @@ from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollout.batching.scheduler import Scheduler
 from rlax_plugin.rollout.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.rollout.http.episode import Access, EpisodeDoor
+from rlax_plugin.rollout.http.messages import AnswerForm, form_of
 from rlax_plugin.rollout.http.outcomes import outcome_of, request_metrics
+from rlax_plugin.rollout.http.policy import AssistantMessage, ToolCall
 from rlax_plugin.rpc.transport.doors import client_channel
 from rlax_plugin.run.metrics.tracking import (
     BackgroundTracker,

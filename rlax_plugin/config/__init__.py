@@ -10,6 +10,7 @@ from rlax_plugin.config.base import (
     INT32_MAX,
     YEAR_S,
     Choice,
+    EnvironmentChoice,
     FunctionChoice,
     FunctionOptions,
     NonNegativeInt,

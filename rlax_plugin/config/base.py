@@ -183,6 +183,41 @@ class FunctionChoice(Choice):
         return {**own, **(self.model_extra or {})}
 
 
+class EnvironmentChoice(Choice):
+    """An environment, which may name functions that the policy can call.
+
+    Attributes:
+      functions: the functions; an environment that takes none has no such option.
+    """
+
+    functions: tuple[FunctionChoice, ...] = Field(
+        default=(),
+        description="functions that the environment offers to the policy as tools",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_choice(cls, value: Any) -> Any:
+        return {"name": value.name, **value.options} if type(value) is Choice else value
+
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _of_json(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value  # ``DefaultPart`` has read it
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        shown = handler(self)
+        if not self.functions:
+            del shown["functions"]
+        return shown
+
+    @property
+    def options(self) -> dict[str, Any]:
+        functions = [one.options for one in self.functions]
+        return {**({"functions": functions} if functions else {}), **(self.model_extra or {})}
+
+
 def check_labels(choices: Sequence[FunctionChoice], key: str) -> None:
     """Checks that metrics can tell the functions of a list from its other parts.
 

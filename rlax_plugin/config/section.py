@@ -11,6 +11,7 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
+    EnvironmentChoice,
     FunctionChoice,
     PathText,
     PositiveInt,
@@ -208,8 +209,8 @@ class RlaxSection(Section):
     reward_processes: Processes = Field(
         default=1, description="number of processes that compute rewards"
     )
-    environment: Annotated[Choice, DefaultPart(SINGLE_TURN)] = Field(
-        default=Choice(name=SINGLE_TURN),
+    environment: Annotated[EnvironmentChoice, DefaultPart(SINGLE_TURN)] = Field(
+        default=EnvironmentChoice(name=SINGLE_TURN),
         description="environment that reacts to the policy's answers. single_turn: the first "
         "answer is scored; other environments call tools, for example, and request another turn",
     )
@@ -354,6 +355,7 @@ class RlaxSection(Section):
         return {
             "rlax.rewards": self.rewards,
             "rlax.curation.filters": self.curation.filters,
+            "rlax.environment.functions": self.environment.functions,
             **of_sets,
         }
 

@@ -96,7 +96,7 @@ def signature_of(function: object, name: str, kind: str, file: str) -> Signature
 
     Args:
       name: its name in the config.
-      kind: ``reward`` or ``filter``.
+      kind: ``reward``, ``filter`` or ``tool``.
       file: name of the file that the config names; empty for a function of a module.
 
     Raises:
@@ -110,7 +110,16 @@ def signature_of(function: object, name: str, kind: str, file: str) -> Signature
         raise FunctionError(f"{where} is a generator: it must return its value, and not yield it")
     required, optional, rest = _parameters(plain, where)
     named = (*required, *optional)
-    form = _form(named, where) if kind == "reward" else _filter_form(named, where)
+    form: Form = "sample"
+    if kind == "tool":
+        from rlax_plugin.reward.functions.described import description_of  # loads transformers
+
+        try:
+            description_of(plain)
+        except ValueError as error:
+            raise FunctionError(f"{where} cannot be a tool: {error}") from None
+    else:
+        form = _form(named, where) if kind == "reward" else _filter_form(named, where)
     if kind == "filter" and inspect.iscoroutinefunction(plain):
         raise FunctionError(f"{where} is async: a filter must be a plain def")
     if lacking := [name for name in required if name in _OF_TRL]:

@@ -115,6 +115,14 @@ class AnswerForm:
         numbered = tuple(ToolCall(f"call_{ids}_{i}", *call) for i, call in enumerate(calls))
         return AssistantMessage(content.strip() or None, reasoning, numbered)
 
+    def attempts_call(self, message: AssistantMessage) -> bool:
+        """True if a message without calls has the mark of one: its calls are malformed.
+
+        Without marks an answer that is no call cannot be told from a malformed one.
+        """
+        said = message.content or ""
+        return self.calls == "hermes" and not message.tool_calls and _CALL in said
+
     def _thought(self, text: str) -> tuple[str | None, str]:
         """Splits reasoning from content."""
         begun = text.lstrip()

@@ -22,7 +22,14 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.harmless import harmless, one_line, storable
 from rlax_plugin.base.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.config import SINGLE_TURN, Choice, NonNegativeInt, RlaxSection, Section, last_of
+from rlax_plugin.config import (
+    SINGLE_TURN,
+    EnvironmentChoice,
+    NonNegativeInt,
+    RlaxSection,
+    Section,
+    last_of,
+)
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.data.prompts.table import with_ids
@@ -177,7 +184,9 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
       ConfigError: the config, or a line of the file, is wrong.
       RlaxError: a reward process does not start; the end of its output is printed.
     """
-    section = resolved.section.model_copy(update={"environment": Choice(name=SINGLE_TURN)})
+    section = resolved.section.model_copy(
+        update={"environment": EnvironmentChoice(name=SINGLE_TURN)}
+    )
     registry = registry_for(section)
     registry.validate(section)
     if not section.rewards:

@@ -82,7 +82,8 @@ def test_imported_packages_are_declared() -> None:
     """And not only there because another one needs them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    optional = [one for name in ("mlflow", "ray", "reasoning-gym", "wandb") for one in extras[name]]
+    names = ("mcp", "mlflow", "ray", "reasoning-gym", "wandb")
+    optional = [one for name in names for one in extras[name]]
     declared = {normal(one) for one in (*project["dependencies"], *optional)}
     known = sys.stdlib_module_names | {*CODE, *PLUGINS} | FOREIGN
     providers = metadata.packages_distributions()

@@ -1,0 +1,257 @@
+"""Servers of the Model Context Protocol: started by a command, spoken to over its pipes.
+
+https://modelcontextprotocol.io; the client is that of the package ``mcp``, from 2.3 on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlax_plugin.api import CallError, ConfigError, Ending, RlaxError, Section
+from rlax_tools.tool import Tool
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+
+_KEY = "rlax.environment.mcp"
+_INVALID_PARAMS = -32602  # of JSON-RPC
+_END_S = 10.0  # the client closes the server's input, then terminates, then kills it
+_MOST_PAGES = 100
+
+
+class ServerConfig(Section):
+    """A server as a child process."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="program and arguments of the server"
+    )
+    life: Literal["episode", "process"] = Field(
+        default="episode",
+        description="episode: each has a server of its own, from its first call on. process: one "
+        "server for all episodes of a reward process, for tools without state",
+    )
+
+
+class ServerFailedError(RlaxError):
+    """A server has ended, or did not answer as the protocol says."""
+
+    ending = Ending.SERVER_FAILED
+
+
+def check_installed() -> None:
+    """Checks that the client is there.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if importlib.util.find_spec("mcp") is None:
+        reason = "needs the package mcp, which is not installed: pip install '.[mcp]' in a checkout"
+        raise ConfigError(_KEY, None, reason)
+
+
+class McpServer:
+    """One server of the config, as often as it is started.
+
+    Args:
+      startup_s: limit for starting it.
+    """
+
+    def __init__(self, name: str, config: ServerConfig, startup_s: float):
+        self._name, self._config, self._startup_s = name, config, startup_s
+        self._described: Sequence[Mapping[str, Any]] | None = None
+        self._shared: _Connection | None = None
+        self._starting = asyncio.Lock()
+
+    async def listed(self) -> None:
+        """Starts the server to ask for its tools, the first time.
+
+        Raises:
+          ServerFailedError: it did not say them.
+        """
+        if self._described is not None:
+            return
+        connection = await self._started()
+        try:
+            self._described = await connection.tools(self._startup_s)
+        finally:
+            if self._config.life == "process" and self._described is not None:
+                self._shared = connection
+            else:
+                await connection.close()
+
+    @asynccontextmanager
+    async def of_episode(self) -> AsyncIterator[Sequence[Tool]]:
+        """Offers the tools to one episode; ends the server that it alone has."""
+        own: list[_Connection] = []
+
+        async def connection() -> _Connection:
+            if self._config.life == "process":
+                return await self._alive()
+            if not own:
+                own.append(await self._started())
+            return own[0]
+
+        def tool(described: Mapping[str, Any]) -> Tool:
+            name = described["function"]["name"]
+
+            async def call(arguments: Mapping[str, Any], limit_s: float) -> str:
+                return await (await connection()).call(name, arguments)
+
+            return Tool(described, call)
+
+        try:
+            yield [tool(one) for one in self._described or ()]
+        finally:
+            for one in own:
+                await one.close()
+
+    async def _alive(self) -> _Connection:
+        """Returns the server of all episodes; starts it again if it has ended."""
+        async with self._starting:
+            if self._shared is None or self._shared.lost:
+                if self._shared is not None:
+                    await self._shared.close()
+                self._shared = None
+                self._shared = await self._started()
+            return self._shared
+
+    async def close(self) -> None:
+        """Ends the server of all episodes, if there is one."""
+        if self._shared is not None:
+            await self._shared.close()
+
+    async def _started(self) -> _Connection:
+        connection = _Connection(f"the MCP server {self._name!r}", self._config.command)
+        try:
+            await connection.ready(self._startup_s)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+
+class _Connection:
+    """A server's process. One task opens and closes it, as the client's scopes want it.
+
+    Attributes:
+      lost: True once a call has failed because of the server.
+    """
+
+    def __init__(self, name: str, command: Sequence[str]):
+        self.lost = False
+        self._name, self._command = name, command
+        self._over = asyncio.Event()
+        self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        from mcp import ClientSession, StdioServerParameters, stdio_client
+
+        program, *arguments = self._command
+        # Of this process's variables the client passes on those that a program needs, and no keys.
+        server = StdioServerParameters(command=program, args=arguments)
+        try:
+            async with (
+                stdio_client(server, errlog=sys.stderr) as streams,
+                ClientSession(*streams) as session,
+            ):
+                await session.initialize()
+                self._session.set_result(session)
+                await self._over.wait()
+        except BaseException as error:
+            self.lost = True
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            if self._session.done():
+                raise
+            self._session.set_exception(self._failed(error))
+
+    def _failed(self, error: BaseException) -> ServerFailedError:
+        self.lost = True
+        failure = ServerFailedError(f"{self._name} failed: {error}")
+        failure.__cause__ = error
+        return failure
+
+    async def ready(self, limit_s: float) -> None:
+        """Waits until it has introduced itself.
+
+        Raises:
+          ServerFailedError: it has not.
+        """
+        done, _ = await asyncio.wait([self._session], timeout=limit_s)
+        if not done:
+            reason = f"it was not ready within rlax.deadlines.startup_s = {limit_s:g} s"
+            raise self._failed(TimeoutError(reason))
+        self._session.result()
+
+    async def tools(self, limit_s: float) -> list[dict[str, Any]]:
+        """Returns the descriptions of its tools, in OpenAI's form.
+
+        Raises:
+          ServerFailedError: it does not list them.
+        """
+        from mcp.types import PaginatedRequestParams
+
+        found, page = [], None
+        try:
+            async with asyncio.timeout(limit_s):
+                for _ in range(_MOST_PAGES):
+                    listed = await self._session.result().list_tools(params=page)
+                    found += listed.tools
+                    if listed.next_cursor is None:
+                        break
+                    page = PaginatedRequestParams(cursor=listed.next_cursor)
+        except Exception as error:
+            raise self._failed(error) from error
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in found
+        ]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Returns the texts of a result.
+
+        Raises:
+          CallError: the server says that the tool has failed, or that the arguments are wrong.
+          ServerFailedError: it has ended, or its answer is not of the protocol.
+        """
+        from mcp import MCPError
+
+        try:
+            result = await self._session.result().call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code == _INVALID_PARAMS:
+                raise CallError(error.message) from None
+            raise self._failed(error) from error
+        except Exception as error:
+            raise self._failed(error) from error
+        text = "\n".join(
+            block.text if block.type == "text" else f"[{block.type} is left out]"
+            for block in result.content
+        )
+        if result.is_error:
+            raise CallError(text)
+        return text
+
+    async def close(self) -> None:
+        """Ends the process, and all that it has started in its group."""
+        self._over.set()
+        if not self._session.done():
+            self._task.cancel()
+        await asyncio.wait([self._task], timeout=_END_S)
+        if self._task.done() and not self._task.cancelled():
+            self._task.exception()  # of a server that had ended before; its calls have told it

@@ -1,0 +1,154 @@
+"""Real servers of the Model Context Protocol: their tools, their errors, their ends."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from rlax_tools import mcp_servers
+from rlax_tools.environment import ToolsConfig, check_start
+from rlax_tools.mcp_servers import McpServer, ServerConfig, ServerFailedError
+from rlax_tools.tool import Tool
+
+from rlax_plugin.api import CallError, ConfigError, Ending
+
+needs_mcp = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp")
+SERVER = """
+import asyncio, os, signal, sys
+from mcp.server import MCPServer
+
+server, calls = MCPServer("counts"), []
+
+@server.tool()
+def count(step: int = 1) -> str:
+    "Counts on."
+    calls.append(step)
+    return f"{os.getpid()} {sum(calls)}"
+
+@server.tool()
+def divided(a: int, b: int) -> float:
+    "Divides."
+    return a / b
+
+@server.tool()
+def dies() -> str:
+    "Ends the server."
+    os._exit(3)
+
+@server.tool()
+async def hangs() -> str:
+    "Never returns."
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        await asyncio.sleep(1)
+
+print("it starts", file=sys.stderr)
+server.run()
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "server.py").write_text(SERVER)
+    return sys.executable, str(tmp_path / "server.py")
+
+
+@asynccontextmanager
+async def served(command: tuple[str, ...], **options: str) -> AsyncIterator[McpServer]:
+    config = ServerConfig.model_validate({"command": list(command), **options})
+    server = McpServer("counts", config, 60.0)
+    await server.listed()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def episode(server: McpServer) -> AsyncIterator[dict[str, Tool]]:
+    async with server.of_episode() as tools:
+        yield {tool.name: tool for tool in tools}
+
+
+async def count(tools: dict[str, Tool]) -> tuple[int, int]:
+    """The process of the server, and its count."""
+    pid, number = (await tools["count"].call({}, 0)).split()
+    return int(pid), int(number)
+
+
+@needs_mcp
+async def test_schemas_are_passed_through_and_each_episode_has_a_server(
+    command: tuple[str, ...],
+) -> None:
+    async with served(command) as server:
+        async with episode(server) as one, episode(server) as two:
+            described = one["divided"].description
+            assert described["type"] == "function"
+            assert described["function"]["description"] == "Divides."
+            assert described["function"]["parameters"]["required"] == ["a", "b"]
+            first, again, other = await count(one), await count(one), await count(two)
+            assert [first[1], again[1], other[1]] == [1, 2, 1] and first[0] != other[0]
+            assert json.loads(await one["divided"].call({"a": 3, "b": 2}, 0)) == 1.5
+            for wrong in ({"a": 1, "b": 0}, {"a": "x", "b": 1}, {"a": 1}):
+                with pytest.raises(CallError):
+                    await one["divided"].call(wrong, 0)
+            with pytest.raises(ServerFailedError) as raised:  # only its own episode ends
+                await one["dies"].call({}, 0)
+            assert raised.value.ending == Ending.SERVER_FAILED
+            assert (await count(two))[1] == 2
+        assert not psutil.pid_exists(first[0]) and not psutil.pid_exists(other[0])
+
+
+@needs_mcp
+async def test_one_server_for_all_episodes_is_started_again_after_its_end(
+    command: tuple[str, ...],
+) -> None:
+    async with (
+        served(command, life="process") as server,
+        episode(server) as one,
+        episode(server) as two,
+    ):
+        assert [(await count(tools))[1] for tools in (one, two, one)] == [1, 2, 3]
+        with pytest.raises(ServerFailedError):
+            await one["dies"].call({}, 0)
+        pid, number = await count(two)
+        assert number == 1
+    assert not psutil.pid_exists(pid)
+
+
+@needs_mcp
+async def test_a_server_that_hangs_and_ignores_signals_ends_with_its_episode(
+    command: tuple[str, ...],
+) -> None:
+    async with served(command) as server, episode(server) as tools:
+        pid, _ = await count(tools)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await tools["hangs"].call({}, 0)
+    assert not psutil.pid_exists(pid)
+
+
+@needs_mcp
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("no-such-program",), "No such file or directory: 'no-such-program'"),
+        ((sys.executable, "-c", "print('hello')"), "the MCP server 'counts' failed"),
+    ],
+)
+async def test_a_program_that_is_no_server_is_named(command: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ServerFailedError, match=message):
+        async with served(command):
+            pass
+
+
+def test_the_missing_package_is_named_before_anything_starts(monkeypatch) -> None:
+    monkeypatch.setattr(mcp_servers.importlib.util, "find_spec", lambda name: None)
+    config = ToolsConfig.model_validate({"mcp": {"files": {"command": ["x"]}}})
+    with pytest.raises(ConfigError, match=r"needs the package mcp.*pip install '.\[mcp\]'"):
+        check_start(config, None)  # type: ignore[arg-type]
