@@ -38,7 +38,8 @@ SMALL = (
     "rlax.rollouts.engine.maxtext={ici_fsdp_parallelism: 1, ici_tensor_parallelism: 1}",
     *("rlax.weights.dtype=model", "rlax.reward_processes=1", "rlax.launcher={name: colocated}"),
     *("rlax.evaluation={problems: 4, samples: 1, k: [1], every: 0}", "rlax.plugins=[even_letter]"),
-    *("rlax.deadlines={startup_s: 600, batch_s: 600, group_s: 300}",),
+    "rlax.deadlines={startup_s: 600, batch_s: 600, group_s: 300}",
+    "rlax.network={host: 127.0.0.1, advertised_host: '', port: 0}",
 )
 FEW = tuple(  # steps of SFT
     f"rlax.trainer.warm_start.{setting}"
