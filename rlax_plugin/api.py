@@ -115,7 +115,12 @@ from rlax_plugin.reward.functions.tools import CallError, FunctionTool
 from rlax_plugin.reward.sandbox.code_limits import Limits
 from rlax_plugin.reward.sandbox.layers import offered as sandbox_layers
 from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox, SandboxError
-from rlax_plugin.reward.sandbox.workspace import COMMAND_LIMITS, CarryError, Workspace
+from rlax_plugin.reward.sandbox.workspace import (
+    COMMAND_LIMITS,
+    CarryError,
+    Workspace,
+    check_work_paths,
+)
 from rlax_plugin.rollout.batching.decode_engine import (
     MAX_STOP_IDS,
     DecodeSlots,

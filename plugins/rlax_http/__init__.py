@@ -1,7 +1,7 @@
-"""Parts that ask a server.
+"""Parts that ask a server, or that a program asks over HTTP.
 
-Rewards: ``http_verifier`` and ``llm_judge``, see docs/judges.md. Environment: ``http``, see
-docs/environments.md.
+Rewards: ``http_verifier`` and ``llm_judge``, see docs/judges.md. Environments: ``http`` and
+``program``, see docs/environments.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from rlax_http.checks import check_judge, check_server, check_verifier
 from rlax_http.environment import Harness, HarnessConfig
 from rlax_http.judge import JudgeConfig, LlmJudge
+from rlax_http.program import Program, ProgramConfig, check_program
 from rlax_http.verifier import HttpVerifier, VerifierConfig
 from rlax_plugin.api import Extension, hookimpl
 
@@ -25,4 +26,7 @@ def rlax_register_reward() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_environment() -> dict[str, Extension]:
-    return {"http": Extension(HarnessConfig, Harness, check_start=check_server)}
+    return {
+        "http": Extension(HarnessConfig, Harness, check_start=check_server),
+        "program": Extension(ProgramConfig, Program, check_start=check_program),
+    }

@@ -74,7 +74,8 @@ class Harness(Environment):
             async with self._door.open(session) as access:
                 try:
                     # Its time is the episode's, which stands still while the policy samples.
-                    reply = await client.once(self._body(prompt, access), None)
+                    body = task_of(prompt, access, with_reference=self._config.reference)
+                    reply = await client.once(body, None)
                 except ServerError as error:
                     late = time.monotonic() + _WAIT_S > until_s
                     if access.used or late or not error.passes:
@@ -82,19 +83,6 @@ class Harness(Environment):
                 else:
                     return self._outcome(client, reply.content, access)
             await asyncio.sleep(_WAIT_S)
-
-    def _body(self, prompt: Prompt, access: Access) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "task": prompt.id,
-            "text": prompt.text,
-            "metadata": dict(prompt.metadata),
-            "base_url": access.base_url,
-            "api_key": access.api_key,
-            "model": access.model,
-        }
-        if self._config.reference:
-            body["reference"] = prompt.reference
-        return body
 
     def _outcome(self, client: Client, given: Any, access: Access) -> Outcome:
         """Returns what a program has replied.
@@ -107,3 +95,18 @@ class Harness(Environment):
         except ValueError as error:
             said = f"{self._config.url} replied {client.shown(str(error))}"
             raise ServerError(said, passes=False) from None
+
+
+def task_of(prompt: Prompt, access: Access, *, with_reference: bool) -> dict[str, Any]:
+    """Returns what a program gets of an episode, as JSON."""
+    task: dict[str, Any] = {
+        "task": prompt.id,
+        "text": prompt.text,
+        "metadata": dict(prompt.metadata),
+        "base_url": access.base_url,
+        "api_key": access.api_key,
+        "model": access.model,
+    }
+    if with_reference:
+        task["reference"] = prompt.reference
+    return task

@@ -1,4 +1,4 @@
-"""Relative paths of data in a config: relative to the file that names them, as files of functions.
+"""Relative paths in a config, of data and of an environment: relative to the file that names them.
 
 A file's paths are marked with its directory when it is read, and become absolute when all files and
 arguments are merged, so that nothing depends on the working directory later. Arguments are relative
@@ -100,7 +100,22 @@ def _changed(content: Mapping[str, Any], change: _Change, key: str = "") -> dict
     for name, value in content.items():
         if isinstance(value, Mapping):
             is_source = name in _SOURCES or f".{key}{name}".endswith(_DEMONSTRATIONS)
-            found[name] = (_of_source if is_source else _changed)(value, change, f"{key}{name}.")
+            of = _of_source if is_source else _of_files if name == "environment" else _changed
+            found[name] = of(value, change, f"{key}{name}.")
+    return found
+
+
+def _of_files(options: Mapping[str, Any], change: _Change, key: str) -> dict[str, Any]:
+    """Returns the options of an environment, which may list files and directories."""
+    found = dict(options)
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found[name] = _of_files(value, change, f"{key}{name}.")
+        elif name in ("files", "see") and isinstance(value, list | tuple):
+            found[name] = [
+                change(one, f"{key}{name}", bool(one)) if isinstance(one, str) else one
+                for one in value
+            ]
     return found
 
 

@@ -12,8 +12,9 @@ import asyncio
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 
@@ -36,6 +37,8 @@ COMMAND_LIMITS = Limits(
 """The limits of a command, unless others are given."""
 
 _HEAD_BYTES = 1 << 16  # of what is taken, beside the contents
+# Hundreds that start at once would take longer than one may.
+_STARTING = threading.BoundedSemaphore(os.cpu_count() or 1)
 _ENTRY_BYTES = 512  # that a carried file counts beside its content
 
 # What is packed: a line of JSON, [[path, bytes], ...], and then the contents.
@@ -122,6 +125,7 @@ class Workspace:
       alive: False before it is started, and once it has ended, also by a limit that ended the
         whole of it: an ``Ended`` said so, and what was in the work directory is gone.
       reached: the port at which commands reach ``port``.
+      failed: True once nothing listened at ``port``, for which no command is to blame.
 
     Raises:
       SandboxError: a layer is missing, and ``allow_weak`` is not set.
@@ -145,6 +149,10 @@ class Workspace:
         self._closing: list[asyncio.Future[None]] = []
 
     @property
+    def failed(self) -> bool:
+        return self._forwarder is not None and self._forwarder.failed
+
+    @property
     def alive(self) -> bool:
         return self._server is not None
 
@@ -154,9 +162,7 @@ class Workspace:
         Raises:
           SandboxError: it cannot be started.
         """
-        starting = asyncio.ensure_future(
-            asyncio.to_thread(Server, self.limits, self._offer, see=self._see)
-        )
+        starting = asyncio.ensure_future(asyncio.to_thread(self._server_started))
         try:
             self._server = server = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -165,6 +171,10 @@ class Workspace:
         if self._port is not None and server.listener is not None:
             self.reached = server.listener.getsockname()[1]
             self._forwarder = await Forwarder.started(server.listener, LOOPBACK, self._port)
+
+    def _server_started(self) -> Server:
+        with _STARTING:
+            return Server(self.limits, self._offer, see=self._see)
 
     async def run(
         self,
@@ -202,7 +212,7 @@ class Workspace:
           SandboxError: see ``run``.
           ValueError: a path is not plain and relative.
         """
-        _check_paths(files)
+        check_work_paths(files)
         listed = json.dumps([[path, len(data)] for path, data in files.items()]).encode()
         packed = b"".join([listed, b"\n", *files.values()])
         ended = await self._run({"source": _PUT}, packed, None)
@@ -221,7 +231,7 @@ class Workspace:
           SandboxError: see ``run``.
           ValueError: a path is not plain and relative.
         """
-        _check_paths(paths)
+        check_work_paths(paths)
         asked = {
             "paths": [*paths],
             "most": min(most_bytes, MIB - _HEAD_BYTES),
@@ -306,7 +316,12 @@ def _path(see: Sequence[str]) -> str:
     return ":".join([*filter(os.path.isdir, own), "/usr/local/bin", "/usr/bin", "/bin"])
 
 
-def _check_paths(paths: Sequence[str] | Mapping[str, bytes]) -> None:
+def check_work_paths(paths: Iterable[str]) -> None:
+    """Checks paths of a work directory.
+
+    Raises:
+      ValueError: one is not plain and relative; names it.
+    """
     for path in paths:
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:

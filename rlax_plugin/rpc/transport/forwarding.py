@@ -14,10 +14,14 @@ _PIECE = 1 << 16  # bytes
 
 
 class Forwarder:
-    """Passes connections on until it is closed; see ``started``."""
+    """Passes connections on until it is closed; see ``started``.
+
+    Attributes:
+      failed: True once the port could not be reached.
+    """
 
     def __init__(self, host: str, port: int):
-        self._host, self._port = host, port
+        self._host, self._port, self.failed = host, port, False
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -52,7 +56,8 @@ class Forwarder:
         try:
             theirs, ours = await asyncio.open_connection(self._host, self._port)
         except OSError:
-            return  # nothing listens: the client sees a connection that is closed
+            self.failed = True
+            return  # the client sees a connection that is closed
         try:
             await asyncio.gather(_pass_on(reader, ours), _pass_on(theirs, writer))
         finally:

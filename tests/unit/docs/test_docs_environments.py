@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import yaml
 from documents import fences, read, sections
+from rlax_http.program import ProgramConfig
 from test_docs_plugins import shell
 
-from rlax_plugin.api import Outcome, Session
+from rlax_plugin.api import Outcome, Session, sandbox_layers
 from rlax_plugin.run.state.read_samples import rows_of
 from rlax_plugin.testing.contracts.environment import ScriptedSession
 
 PAGE = sections(read("environments.md"), 2)
 EXAMPLE = PAGE["Write an environment"]
+PROGRAM = PAGE["A program in the sandbox"]
 CONFIG = yaml.safe_load(fences(EXAMPLE, "yaml")[0])
 
 
@@ -63,6 +65,51 @@ def test_its_turns_are_paid_as_the_page_says(done: tuple[Path, str]) -> None:
         assert row["reward"] == pytest.approx(sum(rewards))
         ends = np.cumsum(row["sampled_lengths"] or [len(row["tokens"])]) - 1
         assert np.array(row["token_rewards"])[ends].tolist() == rewards
+
+
+# In place of the package ``openai``, which is not installed here.
+OPENAI = """
+import json, os, types, urllib.error, urllib.request
+class BadRequestError(Exception): pass
+class OpenAI:
+    def __init__(self):
+        self.completions = types.SimpleNamespace(create=self.create)
+    def create(self, **body):
+        url = os.environ["OPENAI_BASE_URL"] + "/completions"
+        headers = {"Content-Type": "application/json"}
+        headers["Authorization"] = "Bearer " + os.environ["OPENAI_API_KEY"]
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        try:
+            reply = urllib.request.urlopen(request, timeout=60).read()
+        except urllib.error.HTTPError as refused:
+            error = BadRequestError(refused.code)
+            error.code = json.load(refused)["error"]["code"]
+            raise error from None
+        return json.loads(reply, object_hook=lambda one: types.SimpleNamespace(**one))
+"""
+
+
+@pytest.mark.skipif(bool(sandbox_layers().missing), reason="layers are missing")
+def test_the_program_in_the_sandbox_trains(tmp_path: Path) -> None:
+    agent, *_ = fences(PROGRAM, "python")
+    (tmp_path / "agent.py").write_text(agent)
+    (tmp_path / "openai.py").write_text(OPENAI)
+    config = fences(PROGRAM, "yaml")[0].replace("files: [agent.py]", "files: [agent.py, openai.py]")
+    (tmp_path / "agent.yml").write_text(config)
+    shell(tmp_path, fences(PROGRAM, "sh")[0])
+    lines = (tmp_path / "runs/agent/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == 3 and max(step["reward_metric/tries"] for step in steps) > 1
+    assert sum(step.get("episode_ended/server_failed", 0) for step in steps) == 0
+
+
+def test_the_grader_of_the_page_and_its_options(tmp_path: Path) -> None:
+    options = yaml.safe_load(fences(PROGRAM, "yaml")[1])["verify"]
+    assert ProgramConfig(command=["x"], verify=options).verify.carry == ["solution.py"]
+    for name, text in (("grade.py", fences(PROGRAM, "python")[1]), ("cases.json", "[[2, 4]]")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "solution.py").write_text("def double(x): return 2 * x")
+    assert json.loads(shell(tmp_path, "python grade.py")) == {"reward": 1.0}
 
 
 def test_every_member_of_a_session_and_an_outcome_is_explained() -> None:
