@@ -34,9 +34,11 @@ from rlax_plugin.api import (
     ToolCall,
     alternatives,
     form_of,
+    sandbox_layers,
     stop_strings_of,
     storable,
 )
+from rlax_tools.machine import Machine, SandboxConfig
 from rlax_tools.mcp_servers import McpServer, ServerConfig, check_installed
 from rlax_tools.tool import Tool, by_name
 
@@ -66,6 +68,13 @@ class ToolsConfig(Section):
         description="name -> a server of the Model Context Protocol, whose tools are offered: "
         "{command: [PROGRAM, ...]}; life: process shares it between episodes",
     )
+    shell: bool = Field(
+        default=False, description="true: the tool shell, which runs a command in the sandbox"
+    )
+    python: bool = Field(
+        default=False, description="true: the tool python, which runs a program in the sandbox"
+    )
+    sandbox: SandboxConfig = SandboxConfig()
     tool_calls: Literal["auto", "hermes", "llama3", "pythonic"] = Field(
         default="auto",
         description="form in which the model writes calls of tools; auto: as its chat template "
@@ -81,8 +90,8 @@ class ToolsConfig(Section):
     )
 
     def check_together(self) -> None:
-        if not self.functions and not self.mcp:
-            raise ConfigError("functions", [], "must name a tool, unless mcp does")
+        if not (self.functions or self.mcp or self.shell or self.python):
+            raise ConfigError("functions", [], "must name a tool, unless another key does")
 
 
 class LateToolError(RlaxError):
@@ -188,12 +197,16 @@ class Tools(Environment):
             raise LateToolError(_LATE.format(tool.name, limit_s)) from None
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Mapping[str, Tool]]:
+    async def opened(self, machine: Machine | None = None) -> AsyncIterator[Mapping[str, Tool]]:
         """Offers the tools of one episode, by their names; ends what they have started.
+
+        Args:
+          machine: the sandbox; None: a new one.
 
         Raises:
           ConfigError: a function cannot be used, or two tools have the same name.
         """
+        machine = machine or Machine(self._config.sandbox)
         async with self._starting:
             if self._functions is None:
                 self._functions = await asyncio.to_thread(self._loaded)
@@ -203,6 +216,8 @@ class Tools(Environment):
             tools = [*self._functions]
             for server in self._servers.values():
                 tools += await stack.enter_async_context(server.of_episode())
+            stack.push_async_callback(machine.close)
+            tools += machine.tools(self._config.shell, self._config.python)
             yield by_name(tools)
 
     def _loaded(self) -> Sequence[Tool]:
@@ -250,6 +265,10 @@ def check_start(config: ToolsConfig, context: BuildContext) -> None:
     """
     if config.mcp:
         check_installed()
+    in_sandbox = config.shell or config.python
+    if in_sandbox and not config.sandbox.allow_weak and (refusal := sandbox_layers().refusal()):
+        reason = f"{refusal}; true runs what the policy writes with the layers that there are"
+        raise ConfigError(f"{_KEY}.sandbox.allow_weak", False, reason)
     for number, one in enumerate(config.functions):
         FunctionTool.check(one.function, _place(number), context)
 

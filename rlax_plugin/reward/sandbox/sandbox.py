@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -313,6 +313,7 @@ class Server:
 
     Args:
       see: what programs see beside the system's files; None: it runs Python code only.
+      places: see ``Workspace``.
 
     Attributes:
       limits: of each piece.
@@ -323,7 +324,12 @@ class Server:
     """
 
     def __init__(
-        self, limits: Limits, offer: Offer, prelude: str = "", see: Sequence[str] | None = None
+        self,
+        limits: Limits,
+        offer: Offer,
+        prelude: str = "",
+        see: Sequence[str] | None = None,
+        places: Sequence[str] = (),
     ):
         self.lost: Literal["time", "memory"] | None = None
         self._inner: int | None = None  # refers to the process that everything ends with
@@ -343,7 +349,7 @@ class Server:
             )
         atexit.register(self.close)
         try:
-            self._start(limits, offer, prelude, see)
+            self._start(limits, offer, prelude, {"see": see, "places": places})
         except (OSError, ValueError, LookupError) as error:
             self.close()
             raise SandboxError(f"the sandbox cannot be started: {error}") from error
@@ -351,14 +357,16 @@ class Server:
             self.close()
             raise
 
-    def _start(self, limits: Limits, offer: Offer, prelude: str, see: Sequence[str] | None) -> None:
+    def _start(
+        self, limits: Limits, offer: Offer, prelude: str, view: Mapping[str, object]
+    ) -> None:
         self.memory.add(self._process.pid)
         layers = [name for name in offer.having if name != "memory limit"]
         uid = TESTED_UID
         if os.geteuid() == 0 and "user namespace" not in layers and "unused uid" in layers:
             uid = unused_uid(self._process.pid)
         settings = {"layers": layers, "limits": asdict(limits), "uid": uid, "prelude": prelude}
-        self.send({**settings, "see": see})
+        self.send({**settings, **view})
         end, ready = time.monotonic() + _START_S, False
         while True:
             said = self._received(end)

@@ -48,13 +48,14 @@ def main() -> None:
     settings = json.loads(control.recv(_LONGEST))
     layers: list[str] = settings["layers"]
     limits, see = Limits(**settings["limits"]), settings["see"]
+    places = tuple(settings["places"])
     for name in _WARM.split():
         __import__(name)
     try:
         os.chdir("/")
         # Of processes outside, where what a piece leaves is not in a namespace that can be emptied.
         proc = -1 if "pid namespace" in layers else os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        seen = view.Seen(tuple(see), limits.space_bytes) if see is not None else None
+        seen = view.Seen(tuple(see), limits.space_bytes, places) if see is not None else None
         uid = settings["uid"]
         enter(layers, lambda: _ask(control, {"unshared": os.getpid()}), seen, uid)
         if pid := os.fork():

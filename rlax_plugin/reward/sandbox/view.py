@@ -35,10 +35,12 @@ class Seen:
     Attributes:
       paths: directories and files to read and execute, beside the system's and Python's.
       space_bytes: size of all files in ``WORK``, which stay until the sandbox ends.
+      places: names at the root, such as ``app``, which lead to directories in ``WORK``.
     """
 
     paths: tuple[str, ...]
     space_bytes: int
+    places: tuple[str, ...] = ()
 
 
 @functools.cache  # each piece of code needs it, in a fork that begins with the result
@@ -104,6 +106,10 @@ def build(seen: Seen | None = None, owner: int = 0) -> None:
                 kernel.mount("tmpfs", packages, "tmpfs", options="mode=755,size=4k")
     if seen is not None:
         os.symlink(WORK, f"{root}/dev/shm")
+        for place in seen.places:
+            os.mkdir(f"{root}{WORK}/{place}")
+            os.chown(f"{root}{WORK}/{place}", owner, owner)
+            os.symlink(f"{WORK}/{place}", f"{root}/{place}")
         for path, text in _OWN_FILES.items():
             with open(root + path, "w") as file:
                 file.write(text)

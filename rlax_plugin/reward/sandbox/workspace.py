@@ -117,6 +117,8 @@ class Workspace:
       see: directories and files of this machine that commands can read and execute, such as a
         Python environment. The system's programs and the Python of this process they always see.
         If root runs this, commands are another user, who must be allowed to read them.
+      places: names at the root, such as ``app``, which lead to directories of the same names in the
+        work directory: for programs with fixed paths.
       port: port of 127.0.0.1 on this machine that commands reach, at the port ``reached``; None:
         they reach nothing.
       allow_weak: run with the layers that this machine has, whichever these are.
@@ -136,12 +138,13 @@ class Workspace:
         limits: Limits = COMMAND_LIMITS,
         *,
         see: Sequence[str] = (),
+        places: Sequence[str] = (),
         port: int | None = None,
         allow_weak: bool = False,
     ):
         self.limits, self.reached = limits, port
         self._offer, self._port = sufficient(allow_weak), port
-        self._see = [os.path.realpath(sys.prefix), *see]
+        self._see, self._places = [os.path.realpath(sys.prefix), *see], [*places]
         self._server: Server | None = None
         self._jobs = 0
         self._free = asyncio.Lock()
@@ -174,7 +177,7 @@ class Workspace:
 
     def _server_started(self) -> Server:
         with _STARTING:
-            return Server(self.limits, self._offer, see=self._see)
+            return Server(self.limits, self._offer, see=self._see, places=self._places)
 
     async def run(
         self,
