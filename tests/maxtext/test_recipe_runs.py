@@ -38,7 +38,8 @@ SMALL = (
     "rlax.rollouts.engine.maxtext={ici_fsdp_parallelism: 1, ici_tensor_parallelism: 1}",
     *("rlax.weights.dtype=model", "rlax.reward_processes=1", "rlax.launcher={name: colocated}"),
     *("rlax.evaluation={problems: 4, samples: 1, k: [1], every: 0}", "rlax.plugins=[even_letter]"),
-    "rlax.deadlines={startup_s: 600, batch_s: 600, group_s: 300}",
+    "rlax.rollouts.engine.warm_up=false",
+    "rlax.deadlines={startup_s: 1200, batch_s: 1200, group_s: 600}",
     "rlax.network={host: 127.0.0.1, advertised_host: '', port: 0}",
 )
 FEW = tuple(  # steps of SFT
@@ -46,13 +47,13 @@ FEW = tuple(  # steps of SFT
     for setting in ("epochs=1", "batch_rows=8", "steps=4", "check_every=2", "problems=8")
 )
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 recipes = pytest.mark.parametrize("name", RECIPES)
 
 
 def done(*arguments: str, cwd: Path, **environment: str) -> str:
     path = python_path(ROOT, ROOT / "plugins", ROOT / "tests/helpers")
-    found = finished(*arguments, cwd=cwd, timeout_s=1400, PYTHONPATH=path, **environment)
+    found = finished(*arguments, cwd=cwd, timeout_s=2200, PYTHONPATH=path, **environment)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 

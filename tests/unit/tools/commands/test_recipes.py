@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from command_line import rlax
+from documents import read
 from hostile_server import Asked, serving
 from pydantic import BaseModel
 from recipes import DATA, FOLDER, MODELS, RECIPES, ROOT, data_sets
@@ -131,6 +132,11 @@ def test_files_of_a_recipe_are_copied_and_replaced_only_by_force() -> None:
     assert rlax(*init, "--force").exit_code == 0 and "calculate" in program.read_text()
     base = rlax("init", "qwen3-1.7b-gsm8k.yml", "--recipe", "qwen3-1.7b-agent")
     assert base.exit_code and "is a file that the recipe is based on" in base.stderr
+
+
+def test_the_page_lists_the_recipes() -> None:
+    names = re.findall(r"^\| `([\w.-]+)` \|", read("recipes.md"), re.M)
+    assert sorted(names) == sorted(RECIPES * 2)  # two tables
 
 
 @pytest.mark.long
