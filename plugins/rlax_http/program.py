@@ -130,7 +130,8 @@ class ProgramConfig(Section):
     )
     disk_mib: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         default=256,
-        description="size of all files in the work directory, MiB; they are in memory as well",
+        description="size of all files in the work directory, MiB, of which one has at most 64; "
+        "they are in memory as well",
     )
     processes: PositiveInt = Field(
         default=64, description="processes and threads of one program at a time"
@@ -220,7 +221,7 @@ class Program(Environment):
             memory_bytes=config.memory_mib * _MIB,
             processes=config.processes,
             open_files=COMMAND_LIMITS.open_files,
-            file_bytes=config.disk_mib * _MIB,
+            file_bytes=min(config.disk_mib * _MIB, COMMAND_LIMITS.file_bytes),
             space_bytes=config.disk_mib * _MIB,
         )
         return Workspace(limits, see=config.see, port=port, allow_weak=config.allow_weak)

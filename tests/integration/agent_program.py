@@ -32,13 +32,10 @@ for turn in range(rng.choice([1, 2, 3])):
     message = chat(history)
     said = message["content"]
     history += [{"role": "assistant", "content": said}, {"role": "user", "content": str(turn)}]
-shares = json.loads(os.environ.get("SHARES", "{}")) or {
-    "killed": 0.1,
-    "hanging": 0.05,
-    "disk": 0.02,
-    "memory": 0.02,
-    "output": 0.02,
-}
+shares = {"killed": 0.1, "hanging": 0.05, "disk": 0.02, "memory": 0.02, "output": 0.02}
+if os.path.exists("shares.json"):
+    with open("shares.json") as file:
+        shares = json.load(file)
 for name, share in shares.items():
     fate -= share
     if fate >= 0:

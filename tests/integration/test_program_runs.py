@@ -2,6 +2,9 @@
 
 import json
 import signal
+import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -84,3 +87,49 @@ def test_a_trainer_that_ends_leaves_neither_processes_nor_files(
     run.end()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"runs", "sampled.jsonl"}
+
+
+@pytest.mark.long
+def test_programs_beside_hundreds_of_sessions_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 episodes at once, of which 32 are programs; of these 20 % are killed and 10 % fill up."""
+    shares = {"killed": 0.2, "hanging": 0.05, "disk": 0.02, "memory": 0.02, "output": 0.01}
+    (tmp_path / "shares.json").write_text(json.dumps(shares))
+    monkeypatch.setenv("AT_ONCE", str(tmp_path / "at_once"))
+    program = PROGRAM | {
+        "name": "mixed",
+        "files": [*PROGRAM["files"], str(tmp_path / "shares.json")],
+    }
+    run = Run(
+        tmp_path,
+        *SETTINGS,
+        plugins("harness_parts", "rlax_http", "mixed_parts"),
+        f"rlax.environment={json.dumps(program)}",
+        "rlax.prompt_source={name: talks, count: 64}",
+        "rlax.rollouts.group_size=16",
+        "rlax.rollouts.groups_per_step=32",
+        "rlax.rollouts.slots=512",
+        "rlax.evaluation={problems: 0, samples: 1, k: [1]}",
+        "rlax.deadlines.episode_s=240",
+        "rlax.deadlines.group_s=240",
+        "rlax.deadlines.batch_s=300",
+    )
+    peak = 0
+    while run.process.poll() is None:
+        with suppress(psutil.Error):
+            tree = [run.process.pid, *psutil.Process(run.process.pid).children(recursive=True)]
+            found = [psutil.Process(getattr(one, "pid", one)) for one in tree]
+            peak = max(peak, sum(one.memory_info().rss for one in found))
+        time.sleep(1)
+    status, said = run.end()
+    assert status == 0, said
+    assert audit(RunFiles(run.dir)).violation is None
+    rows = rows_of_run(run.dir)
+    assert check_tokens(tmp_path, rows) > 1000
+    seeds = [seed for row in rows for seed in row["seeds"]]
+    assert len(seeds) == len(set(seeds))
+    endings = Counter(row["ending"] for row in rows)
+    at_once = int((tmp_path / "at_once").read_text())
+    print(f"{len(rows)} rows, {dict(endings)}, {at_once} programs at once, {peak >> 20} MiB")
+    assert set(endings) <= {"done", "length", "cut"} | AS_WRONG and at_once >= 16

@@ -25,6 +25,7 @@ _OWN_FILES = {
     "/etc/group": "root:x:0:\nsandbox:x:1:\n",
     "/etc/hosts": "127.0.0.1 localhost sandbox\n",
 }
+_OF_PYTHON = ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg")
 _PACKAGES = ("*/site-packages", "*/dist-packages", "site-packages", "dist-packages")
 
 
@@ -54,9 +55,15 @@ def readable(seen: Seen | None = None) -> tuple[str, ...]:
     python = os.path.realpath(sys.base_prefix)
     wanted = (standard, os.path.join(python, "lib"), *_SYSTEM)
     if seen is not None:
-        wanted = (*wanted, python, *_PROGRAMS, *seen.paths)
+        wanted = (*wanted, *of_python(python), *_PROGRAMS, *seen.paths)
     paths = [path for path in wanted if os.path.exists(path)]
     return tuple(path for path in dict.fromkeys(paths) if not _is_inside(path, paths))
+
+
+def of_python(prefix: str) -> list[str]:
+    """Returns what programs need of a Python; not files such as pip.conf, which may have keys."""
+    paths = [os.path.join(prefix, name) for name in _OF_PYTHON]
+    return [path for path in paths if os.path.exists(path)]
 
 
 def _is_inside(path: str, others: list[str]) -> bool:

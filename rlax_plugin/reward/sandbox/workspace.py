@@ -23,6 +23,7 @@ from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
 from rlax_plugin.reward.sandbox.sandbox import Ended, Running, SandboxError, Server, sufficient
 from rlax_plugin.reward.sandbox.server import LOOPBACK
+from rlax_plugin.reward.sandbox.view import of_python
 from rlax_plugin.rpc.transport.forwarding import Forwarder
 
 COMMAND_LIMITS = Limits(
@@ -144,7 +145,8 @@ class Workspace:
     ):
         self.limits, self.reached = limits, port
         self._offer, self._port = sufficient(allow_weak), port
-        self._see, self._places = [os.path.realpath(sys.prefix), *see], [*places]
+        self._python, self._see = os.path.realpath(sys.prefix), [*see]
+        self._places = [*places]
         self._server: Server | None = None
         self._jobs = 0
         self._free = asyncio.Lock()
@@ -177,7 +179,8 @@ class Workspace:
 
     def _server_started(self) -> Server:
         with _STARTING:
-            return Server(self.limits, self._offer, see=self._see, places=self._places)
+            see = [*of_python(self._python), *self._see]
+            return Server(self.limits, self._offer, see=see, places=self._places)
 
     async def run(
         self,
@@ -200,7 +203,7 @@ class Workspace:
           SandboxError: the sandbox does not work, or was ended from outside, for which no command
             can be to blame.
         """
-        variables = {"PATH": _path(self._see)} | dict(environment or {})
+        variables = {"PATH": _path([*self._see, self._python])} | dict(environment or {})
         asked = {"command": [*command], "environment": variables}
         return await self._run(asked, stdin, wall_s)
 
@@ -314,8 +317,8 @@ def _close_unwanted(starting: asyncio.Future[Server]) -> None:
 
 
 def _path(see: Sequence[str]) -> str:
-    """Returns PATH: the environments that are seen, this process's Python, and the system."""
-    own = [f"{path}/bin" for path in (*see[1:], see[0], os.path.realpath(sys.base_prefix))]
+    """Returns PATH: the environments that are seen, and the system."""
+    own = [f"{path}/bin" for path in (*see, os.path.realpath(sys.base_prefix))]
     return ":".join([*filter(os.path.isdir, own), "/usr/local/bin", "/usr/bin", "/bin"])
 
 
