@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +39,7 @@ from rlax_plugin.api import (
     stop_strings_of,
     storable,
 )
+from rlax_tools.harbor import JUDGE_SHARE, HarborSource
 from rlax_tools.machine import Machine, SandboxConfig
 from rlax_tools.mcp_servers import McpServer, ServerConfig, check_installed
 from rlax_tools.tool import Tool, by_name
@@ -135,35 +137,52 @@ class Tools(Environment):
         }
 
     async def play(self, prompt: Prompt, session: Session) -> Outcome:
-        messages: Sequence[Mapping[str, Any]] = self.source.messages(prompt)
+        sandbox, share, task = self._config.sandbox, _USABLE, None
+        if isinstance(self.source, HarborSource):
+            task = await asyncio.to_thread(self.source.task, prompt)
+            share -= JUDGE_SHARE
+        machine = Machine(sandbox) if task is None else task.machine(sandbox)
         counts: dict[str, float] = {name: 0.0 for name in _COUNTS}
-        left_s, after = _USABLE * self._context.section.deadlines.episode_s, None
-        numbers = itertools.count()
-        async with self.opened() as tools:
-            described = [tool.description for tool in tools.values()]
-            while True:
-                given = await self.encoded(messages, after, described)
-                try:
-                    answer = await session.sample(given)
-                except EpisodeLimit:
-                    if after is None:  # the prompt alone does not fit
-                        raise
-                    return Outcome(ended="cut", metrics=counts)
-                after = answer.tokens
-                message = await self._read(after, described, str(next(numbers)))
-                wrong = self._form.attempts_call(message)
-                if not message.tool_calls and not wrong:
-                    return Outcome(metrics=counts)
-                counts["tool_calls"] += len(message.tool_calls) or 1
-                if left_s <= 0 or counts["tool_calls"] > self._config.max_calls:
-                    return Outcome(ended="cut", metrics=counts)
-                messages = [{"role": "tool", "content": _MALFORMED}] if wrong else []
-                counts["tool_calls_wrong"] += wrong
-                for call in message.tool_calls:
-                    begun_s = time.monotonic()
-                    result = await self._result(call, tools, left_s, counts)
-                    left_s -= time.monotonic() - begun_s
-                    messages = [*messages, result]
+        left_s = share * self._context.section.deadlines.episode_s
+        async with self.opened(machine) as tools:
+            ended = await self._played(prompt, session, tools, left_s, counts)
+            judged = Outcome() if task is None else await task.judged(machine, sandbox)
+        return replace(judged, ended=ended, metrics={**counts, **judged.metrics})
+
+    async def _played(
+        self,
+        prompt: Prompt,
+        session: Session,
+        tools: Mapping[str, Tool],
+        left_s: float,
+        counts: dict[str, float],
+    ) -> Literal["done", "cut"]:
+        messages: Sequence[Mapping[str, Any]] = self.source.messages(prompt)
+        described, after = [tool.description for tool in tools.values()], None
+        for number in itertools.count():
+            given = await self.encoded(messages, after, described)
+            try:
+                answer = await session.sample(given)
+            except EpisodeLimit:
+                if after is None:  # the prompt alone does not fit
+                    raise
+                break
+            after = answer.tokens
+            message = await self._read(after, described, str(number))
+            wrong = self._form.attempts_call(message)
+            if not message.tool_calls and not wrong:
+                return "done"
+            counts["tool_calls"] += len(message.tool_calls) or 1
+            if left_s <= 0 or counts["tool_calls"] > self._config.max_calls:
+                break
+            messages = [{"role": "tool", "content": _MALFORMED}] if wrong else []
+            counts["tool_calls_wrong"] += wrong
+            for call in message.tool_calls:
+                begun_s = time.monotonic()
+                result = await self._result(call, tools, left_s, counts)
+                left_s -= time.monotonic() - begun_s
+                messages = [*messages, result]
+        return "cut"
 
     async def _result(
         self, call: ToolCall, tools: Mapping[str, Tool], left_s: float, counts: dict[str, float]

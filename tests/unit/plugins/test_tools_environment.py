@@ -1,6 +1,5 @@
 """The loop of a chat model with tools: exact tokens, wrong calls, long results, tools that fail."""
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -8,28 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from played import Played
 from reward_pools import with_pool
 from rlax_tools.environment import Tools, ToolsConfig, check, check_start
 from sections import section_with
 from small_tokenizers import CHATML, byte_level
+from tool_episodes import TEMPLATE, call, played
 
 from rlax_plugin.api import ConfigError, Ending, Outcome, TextRow, TextSource, Tokenizer
 from rlax_plugin.base.endings import ending_of
-from rlax_plugin.base.types import Episode, Key, Sampled
+from rlax_plugin.base.types import Episode
 from rlax_plugin.reward.pool import RewardPool
-from rlax_plugin.rollout.episodes.playing import NoLog, Playing
-from rlax_plugin.testing import make_sampled
 
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}{% for c in m.tool_calls or [] %}"
-    "{{ '<tool_call>\n' + (c.function | tojson) + '\n</tool_call>' }}{% endfor %}"
-    "{{ '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 SYSTEM, QUESTION = "Use the tools.", "How many live in Rome?"
 FUNCTIONS = '''
 import asyncio
@@ -87,42 +77,6 @@ def context(source: Any, directory: Path, **changes: Any) -> Any:
 def config(*names: str, **options: Any) -> ToolsConfig:
     functions = [{"function": f"tools.py:{name}"} for name in names or NAMES]
     return ToolsConfig.model_validate({"functions": functions} | options)
-
-
-def call(name: str, **arguments: Any) -> str:
-    content = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{content}\n</tool_call>"
-
-
-def played(
-    tools: Tools, context: Any, answers: Sequence[str], stop: bool = True
-) -> tuple[Outcome, Episode]:
-    """Has the policy give these answers."""
-    source = tools.source
-    assert source.tokenizer is not None
-    end = [source.tokenizer.answer_end] if stop else []
-    sampled = [
-        make_sampled(
-            tokens=np.array([*source.tokenizer.encode(answer), *end], np.int32),
-            finish="stop" if stop else "length",
-        )
-        for answer in answers
-    ]
-
-    async def ask(key: Key, context: np.ndarray, most: int, oldest: int) -> Sampled:
-        return sampled[key.turn]
-
-    (prompt,) = source.prompts("train")
-    playing = Playing(context.section, source, Key("train", 0, 0), None, ask=ask, log=NoLog())
-
-    async def play() -> Outcome:
-        try:
-            return await tools.play(prompt, playing)  # pyright: ignore[reportArgumentType]
-        finally:
-            await tools.close()
-
-    outcome = asyncio.run(play())
-    return outcome, playing.episode(None, cut=False)
 
 
 def given(episode: Episode, source: TextSource) -> list[str]:
