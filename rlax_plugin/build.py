@@ -22,7 +22,15 @@ from rlax_plugin.base.errors import (
     alternatives,
 )
 from rlax_plugin.base.types import SideSpec
-from rlax_plugin.config import FUNCTION, SLOTS, Algorithm, Choice, RlaxSection, plain_name
+from rlax_plugin.config import (
+    FUNCTION,
+    SLOTS,
+    Algorithm,
+    Choice,
+    OwnObjective,
+    RlaxSection,
+    plain_name,
+)
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
 from rlax_plugin.ports.kinds import ALL, BY_NAME
@@ -160,7 +168,7 @@ class Registry:
         offer = self.offer(kind, choice.part, key)
         options = self.options(kind, choice, key)
         try:
-            built = offer.extension.build(options, self._within(context))
+            built = offer.extension.build(options, self._within(context, key))
             if not isinstance(built, base := BY_NAME[kind].base):
                 raise PluginError(
                     f"plug-in {offer.plugin!r}: {key} = {choice.name!r} built {built!r}, expected "
@@ -184,7 +192,50 @@ class Registry:
         """
         return resolve(context.section, self._within(context).part)
 
-    def _within(self, context: BuildContext) -> BuildContext:
+    def slots_of_environments(
+        self, context: BuildContext, slots: ObjectiveSlots
+    ) -> dict[str, ObjectiveSlots]:
+        """Builds the objectives of the environments that have one of their own, by name.
+
+        Args:
+          slots: of the context's config.
+
+        Raises:
+          ConfigError: one differs in more than its advantages, or these are computed again by the
+            trainer, which does not know environments.
+        """
+        section, found = context.section, dict[str, ObjectiveSlots]()
+        for name, own in section.environments.items():
+            if not (given := own.given("objective")):
+                continue
+            one, key = section.of_environment(name), f"rlax.environments.{name}.objective"
+            try:
+                found[name] = self.slots(replace(context, section=one))
+            except ConfigError as error:
+                its_key = section.key_of(name, error.key.removeprefix("rlax."))
+                raise ConfigError(its_key, error.value, error.reason) from None
+            ours, theirs = found[name].algorithm, slots.algorithm
+            for field in Algorithm.model_fields:
+                its, wanted = getattr(ours, field), getattr(theirs, field)
+                if its != wanted and field not in OwnObjective.model_fields:
+                    reason = (
+                        f"has {field} {its}, but rlax.objective has {wanted}: the objectives of "
+                        "environments may differ in advantage and overlong only"
+                    )
+                    raise ConfigError(f"{key}.preset", one.objective.preset, reason)
+            if section.signals or (theirs.kl.penalises and theirs.kl.placement == "reward"):
+                reason = (
+                    "must be left out with rlax.signals and with the KL in the reward, with which "
+                    "the trainer computes the advantages of a whole batch again"
+                )
+                raise ConfigError(key, sorted(given), reason)
+        return found
+
+    def _within(self, context: BuildContext, key: str = "") -> BuildContext:
+        """Returns a context that can build further parts, for what is chosen under a key."""
+        if key.startswith("rlax.environments.") and context.section.environments:
+            context = replace(context, section=context.section.of_environment(key.split(".")[2]))
+
         def part(kind: str, choice: Choice, key: str) -> Any:
             return self.part(kind, choice, key, context)
 
@@ -198,10 +249,12 @@ class Registry:
         for kind in ALL:
             if kind.name == "objective":
                 yield from self.objective_uses(section)
-            for place in kind.config_keys:
+            # Those of environments first: rlax.prompt_source stands for that of the first one.
+            for place in sorted(kind.config_keys, key=lambda one: ".environments." not in one):
                 if not place.startswith("rlax.objective."):
                     for key, choice in _chosen(section, "rlax", place.split(".")[1:]):
-                        yield Use(key, kind.name, choice)
+                        if choice.name:  # else it has options of the preset's part
+                            yield Use(key, kind.name, choice)
 
     def _qualified(self, preset: Preset, plugin: str) -> Preset:
         """Returns a preset with its author's parts, even if other plug-ins offer the same names.
@@ -294,7 +347,7 @@ class Registry:
         if extension.check_start is not None:
             try:
                 found = extension.check_start(
-                    self.options(kind, choice, key), self._within(context)
+                    self.options(kind, choice, key), self._within(context, key)
                 )
             except FunctionError as error:
                 raise _of_function(error, choice, key) from None
@@ -318,7 +371,9 @@ class Registry:
             extension = self.offer(use.kind, use.choice.part, use.key).extension
             if extension.check is not None:
                 options = self.options(use.kind, use.choice, use.key)
-                checked[use.key] = extension.check(options, self._within(context)) or CheckResult()
+                checked[use.key] = (
+                    extension.check(options, self._within(context, use.key)) or CheckResult()
+                )
         return checked
 
     def compiled(

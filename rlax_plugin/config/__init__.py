@@ -25,6 +25,7 @@ from rlax_plugin.config.base import (
     leaf_fields,
     plain_name,
 )
+from rlax_plugin.config.environments import OwnEnvironment, OwnObjective
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import (
     KL,

@@ -134,7 +134,7 @@ def rebased(content: Mapping[str, Any], old: Path, new: Path) -> dict[str, Any]:
     if isinstance(section := found.get("rlax"), Mapping) and os.path.realpath(
         old
     ) != os.path.realpath(new):
-        keys = ("rewards", "curation", "environment", "evaluation")
+        keys = ("rewards", "curation", "environment", "environments", "evaluation")
         found["rlax"] = {k: below(v) if k in keys else v for k, v in section.items()}
     return found
 

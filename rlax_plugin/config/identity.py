@@ -55,9 +55,9 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
     Keys that may change when a run is resumed are left out: ``steps``, ``run_name``,
     ``base_output_directory``, ``hf_access_token``, and under ``rlax:`` deadlines, launcher,
-    network, state_dir, trackers, observers, retention, curation.guard, curation.max_refill,
-    objective.max_gap, rollouts.order, weights.memory_mib, weights.stream_dir, weights.streams and
-    weights.transfer. Of a path of data only the last component counts.
+    network, state_dir, trackers, observers, retention, environments.NAME.deadlines, curation.guard,
+    curation.max_refill, objective.max_gap, rollouts.order, weights.memory_mib, weights.stream_dir,
+    weights.streams and weights.transfer. Of a path of data only the last component counts.
 
     Args:
       content: see ``ResolvedConfig``.
@@ -115,6 +115,13 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
                 section[part] = {k: v for k, v in given.items() if k not in names}
                 if not section[part]:  # as if nothing had been given
                     del section[part]
+        if isinstance(several := section.get("environments"), Mapping):
+            section["environments"] = {
+                name: {k: v for k, v in one.items() if k != "deadlines"}
+                if isinstance(one, Mapping)
+                else one
+                for name, one in several.items()
+            }
         content["rlax"] = section
     return content
 

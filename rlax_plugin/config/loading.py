@@ -23,6 +23,7 @@ from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.base.text.secrets import learn_secrets
 from rlax_plugin.config import NonNegativeInt, RlaxSection, default_parts, plain_name
 from rlax_plugin.config.data_paths import located, marked
+from rlax_plugin.config.environments import completed
 from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
@@ -153,7 +154,7 @@ def resolved(
         maxtext["steps"] = _whole_steps(steps)
     check_run_name(maxtext.get("run_name"))
     _check_output_directory(maxtext.get("base_output_directory"))
-    section = validate(RlaxSection, raw, "rlax")
+    section = validate(RlaxSection, completed(raw), "rlax")
     return ResolvedConfig(section, maxtext, content, arguments - {"rlax"}, source)
 
 

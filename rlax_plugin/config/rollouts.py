@@ -377,6 +377,14 @@ class Batches(Section):
         "this many tokens or its rows are full (C3PO of Ring-lite, "
         "https://arxiv.org/abs/2506.14731). 0: a batch takes groups_per_step groups",
     )
+    look_ahead: PositiveInt = Field(
+        default=1,
+        description="number of batches among whose groups, in issue order, a batch takes the first "
+        "that are finished. 1: it waits for each older group. Above 1 it passes over unfinished "
+        "ones, which prefers short answers and fast episodes: compare length/trained_mean with "
+        "length/issued_mean. It needs groups beyond those of the next batch, so max_staleness "
+        "above reload_every, or rlax.curation.oversample",
+    )
 
     def check_together(self) -> None:
         in_row = self.sequences_per_row

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
@@ -21,6 +23,7 @@ from rlax_plugin.config.base import (
     Section,
     check_labels,
 )
+from rlax_plugin.config.environments import OwnEnvironment
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.network import Network
 from rlax_plugin.config.objective import Objective
@@ -228,6 +231,11 @@ class RlaxSection(Section):
     batches: Batches = Batches()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
+    environments: dict[str, OwnEnvironment] = Field(
+        default_factory=dict,
+        description="several environments that train in one run, by name (docs/environments.md). "
+        "Each has a prompt_source, so rlax.prompt_source is left out; empty: there is one",
+    )
     launcher: Annotated[Choice, DefaultPart("local")] = Field(
         default=Choice(name="local"), description="launcher that starts the worker processes"
     )
@@ -252,6 +260,15 @@ class RlaxSection(Section):
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
 
+    @field_validator("environments")
+    @classmethod
+    def _named(cls, found: dict[str, OwnEnvironment]) -> dict[str, OwnEnvironment]:
+        for name in found:
+            if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
+                reason = "the name of an environment must be 1 to 64 letters a to z, digits and _"
+                raise ConfigError(f"rlax.environments.{harmless(name)}", None, reason)
+        return found
+
     @field_validator("signals")
     @classmethod
     def _different(cls, signals: tuple[Choice, ...]) -> tuple[Choice, ...]:
@@ -271,6 +288,32 @@ class RlaxSection(Section):
         """True if neither training nor an evaluation generates samples."""
         return self.trains_on_log and not self.evaluation.problems
 
+    def of_environment(self, name: str) -> RlaxSection:
+        """Returns the section of a run with this environment alone; "": the section itself."""
+        if not name:
+            return self
+        own = self.environments[name].over(self)
+        return self.model_copy(update={**own, "environments": {}})
+
+    @property
+    def by_environment(self) -> dict[str, RlaxSection]:
+        """Name -> section of each environment; "" if there is one."""
+        return {name: self.of_environment(name) for name in self.environments or ("",)}
+
+    def key_of(self, name: str, key: str) -> str:
+        """Returns the key that sets ``rlax.<key>`` for an environment."""
+        own, (first, *rest) = self.environments.get(name), key.split(".")
+        its = getattr(own, first, None)
+        if own is None or its is None:
+            return f"rlax.{key}"
+        if isinstance(its, Section) and rest[:1] != [*own.given(first) & {*rest[:1]}]:
+            return f"rlax.{key}"
+        return f"rlax.environments.{name}.{key}"
+
+    def environment_of(self, prompt_id: str) -> str:
+        """Returns the name of a training prompt's environment; "" if there is one."""
+        return prompt_id.partition("/")[0] if self.environments else ""
+
     @property
     def batch_rows(self) -> int:
         """Number of rows of one batch, over all of its mini-batches."""
@@ -285,11 +328,15 @@ class RlaxSection(Section):
     @property
     def several_turns(self) -> bool:
         """True if the environment may continue after the first answer."""
+        if self.environments:
+            return any(one.several_turns for one in self.by_environment.values())
         return self.environment.plain_name != SINGLE_TURN
 
     @property
     def episode_tokens(self) -> int:
         """Maximum number of tokens of a trajectory after its prompt, given and sampled."""
+        if self.environments:
+            return max(one.episode_tokens for one in self.by_environment.values())
         one = self.rollouts.max_new_tokens
         return self.episodes.max_tokens or one if self.several_turns else one
 
@@ -298,11 +345,15 @@ class RlaxSection(Section):
         """Maximum number of trajectories of one episode, such that any group fits into a batch."""
         if self.batches.shared_prompts:
             return 1
+        if self.environments:
+            return max(one.episode_trajectories for one in self.by_environment.values())
         return self.episodes.max_trajectories or self.batch_rows // self.rollouts.group_size
 
     @property
     def sampled_tokens(self) -> int:
         """Maximum number of tokens that the policy samples in an episode of one trajectory."""
+        if self.environments:
+            return max(one.sampled_tokens for one in self.by_environment.values())
         one = self.rollouts.max_new_tokens
         return (
             min(self.episodes.max_turns * one, self.episode_tokens) if self.several_turns else one
@@ -332,15 +383,66 @@ class RlaxSection(Section):
         """Maximum number of tokens of a row that the policy samples, and that can train."""
         return min(self.row_tokens, self.batches.sequences_per_row * self.sampled_tokens)
 
+    @property
+    def most_rewards(self) -> int:
+        """The number of rewards of the environment that has most."""
+        return max(len(one.rewards) for one in self.by_environment.values())
+
     def check_together(self) -> None:
+        self._can_mix()
+        self._can_look_ahead()
+        for name, one in self.by_environment.items():
+            try:
+                one._check_environment()
+            except ConfigError as error:
+                key = self.key_of(name, error.key.removeprefix("rlax."))
+                raise ConfigError(key, error.value, error.reason) from None
+        self._can_train_on_log()
+
+    def _check_environment(self) -> None:
         self._something_is_paid()
         self._functions_have_names()
         self._first_turn_fits()
         self._prompts_can_be_shared()
         self._batches_hold()
         self._can_screen()
-        self._can_train_on_log()
         self._can_be_deterministic()
+
+    def _can_look_ahead(self) -> None:
+        key, window = "rlax.batches.look_ahead", self.batches.look_ahead
+        if window > 1 and self.deterministic:
+            raise ConfigError(key, window, "must be 1 with rlax.deterministic")
+        if window > 1 and self.staleness.steps_ahead * self.curation.oversample <= 1:
+            reason = (
+                "has no effect, because no more groups are under way than the next batch needs: "
+                "raise rlax.staleness.max_staleness or rlax.curation.oversample"
+            )
+            raise ConfigError(key, window, reason)
+
+    def _can_mix(self) -> None:
+        if not self.environments:
+            return
+        for name, one in self.environments.items():
+            most, own = self.rollouts.max_new_tokens, one.rollouts.max_new_tokens
+            if own is not None and own > most:
+                key = f"rlax.environments.{name}.rollouts.max_new_tokens"
+                raise ConfigError(
+                    key, own, f"must be at most rlax.rollouts.max_new_tokens = {most}"
+                )
+        curation = self.curation
+        right: dict[str, tuple[object, object]] = {
+            "logged_samples.path": (self.logged_samples.path, ""),
+            "batches.tokens": (self.batches.tokens, 0),
+            "objective.guidance": (self.objective.guidance, None),
+            "evaluation.sets": ([*self.evaluation.sets], []),
+            "curation.stages": (len(curation.stages), 0),
+            "curation.only": (curation.only or "", ""),
+            "curation.prior.path": (curation.prior.path, ""),
+        }
+        for key, (given, needed) in right.items():
+            if given != needed:
+                reason = f"is not possible with rlax.environments: must be {needed!r}, the default"
+                raise ConfigError(f"rlax.{key}", given, reason)
 
     def _something_is_paid(self) -> None:
         if not self.rewards and not self.several_turns:
@@ -352,8 +454,14 @@ class RlaxSection(Section):
         """Key -> the choices of each list that may name functions."""
         sets = self.evaluation.sets.items()
         of_sets = {f"rlax.evaluation.sets.{name}.rewards": one.rewards for name, one in sets}
+        of_environments = {
+            f"rlax.environments.{name}.rewards": one.rewards
+            for name, one in self.environments.items()
+            if one.rewards is not None
+        }
         return {
             "rlax.rewards": self.rewards,
+            **of_environments,
             "rlax.curation.filters": self.curation.filters,
             "rlax.environment.functions": self.environment.functions,
             **of_sets,

@@ -137,6 +137,9 @@ def _field_at(
             if inner is None:
                 return field, owner
             owner = inner
+            if typing.get_origin(field.annotation) is dict:
+                field = None  # the part is a name that the config chooses
+                continue
         field = _by_key(owner).get(str(part))
         if field is None:
             break

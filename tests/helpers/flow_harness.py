@@ -18,6 +18,7 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Key, Prompt, Request, Sampled, Score, Unscored
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.curation.pass_rate_table import PassRateTable
+from rlax_plugin.data.prompts.table import JoinedPrompts
 from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.rollout.episodes.runner import EpisodeRunner
@@ -107,6 +108,7 @@ class Answers:
     """
 
     vocabulary = 0
+    waits_for_slots = False
 
     def __init__(self, rewards=None, play=None, told=None):
         self.told: list[Told] = [] if told is None else told
@@ -276,6 +278,7 @@ class Harness:
         temperature=1.0,
         guidance=None,
         begins="prompt",
+        environments=None,
     ):
         rlax = {
             "prompt_source": {"name": "x"},
@@ -299,17 +302,20 @@ class Harness:
         }
         if play is not None:
             rlax |= {"environment": {"name": "x"}, "episodes": {"max_turns": 4, "max_tokens": 20}}
+        for name, own in (environments or {}).items():
+            rlax.setdefault("environments", {})[name] = {"prompt_source": {"name": "x"}, **own}
         self.files = RunFiles(directory)
         self.files.put("config.yml", yaml.safe_dump({"rlax": rlax}).encode())
         self.latest = 0
         self.answers, self._begins = Answers(rewards, play, told), begins
-        self.run_state = RunState(
-            RlaxSection.model_validate(rlax),
-            Source().prompts("train"),
-            sampler or InOrder(),
-            PassRateTable(10, 32.0),
-        )
         section = RlaxSection.model_validate(rlax)
+        names, prompts = section.by_environment, Source().prompts("train")
+        self.run_state = RunState(
+            section,
+            JoinedPrompts(dict.fromkeys(names, prompts)) if environments else prompts,
+            {name: sampler or InOrder() for name in names},
+            PassRateTable(10 * len(names), 32.0),
+        )
         self.about = about_rates(section, sampling_params(section, Source()), "x", None)
         self.errors: list[BaseException] = []
         self.notes: list[str] = []  # for people
@@ -326,16 +332,16 @@ class Harness:
         observers = Observers(Manager(()), (), self.supervision)
         rule = BatchRule.of(section)
         staleness = Staleness(section, rule.groups)
-        buffer = Buffer(history, rule, staleness, section.deterministic)
+        buffer = Buffer(section, history, rule, staleness)
         turns, environment = Turns(history), rlax_environments.SingleTurn()
         environment.begins = self._begins
         self.newest = NewestVersion()
         self.issuing = Issuing(
             section,
-            sampling_params(section, source),
+            dict.fromkeys(section.by_environment, sampling_params(section, source)),
             history=history,
             turns=turns,
-            environment=environment,
+            environments=dict.fromkeys(section.by_environment, environment),
             buffer=buffer,
             last_step=last_step,
             newest=self.newest,
@@ -345,8 +351,14 @@ class Harness:
             SimpleNamespace(
                 source=source,
                 dispatcher=self.answers,
-                episodes=EpisodeRunner(section, source, environment, self.answers),
                 rewards=self.answers,
+                environments={
+                    name: SimpleNamespace(
+                        episodes=EpisodeRunner(one, source, environment, self.answers),
+                        rewards=self.answers,
+                    )
+                    for name, one in section.by_environment.items()
+                },
             ),
             filters=filters,
             guard=KeptGuard(section.curation.guard, self.notes.append),
@@ -361,7 +373,9 @@ class Harness:
             trips=trips,
             turns=turns,
             buffer=buffer,
-            advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
+            advantage_slots=dict.fromkeys(
+                section.by_environment, per_group(lambda rewards, lengths: rewards - rewards.mean())
+            ),
             observers=observers,
             supervision=self.supervision,
         )

@@ -202,3 +202,44 @@ def _streak(before: int, passed: int, failed: int) -> int:
     if passed and failed:
         return 0
     return max(before, 0) + 1 if passed else min(before, 0) - 1
+
+
+class PartOfRates:
+    """The rows of a table that belong to the prompts of one environment; see ``PassRates``.
+
+    ``outcomes`` are those of the whole table.
+
+    Args:
+      start: row of the first prompt.
+      size: number of prompts.
+    """
+
+    def __init__(self, table: PassRateTable, start: int, size: int):
+        self._table, self._start, self._size = table, start, size
+
+    @property
+    def version(self) -> int:
+        return self._table.version
+
+    @property
+    def outcomes(self) -> tuple[int, int, int]:
+        return self._table.outcomes
+
+    def __len__(self) -> int:
+        return self._size
+
+    def counts(self, indices: Indices | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self._table.counts(self._rows(indices))
+
+    def posterior(self, indices: Indices | None = None) -> tuple[np.ndarray, np.ndarray]:
+        return self._table.posterior(self._rows(indices))
+
+    def measured(self, indices: Indices | None = None) -> np.ndarray:
+        return self._table.measured(self._rows(indices))
+
+    def streaks(self, indices: Indices | None = None) -> np.ndarray:
+        return self._table.streaks(self._rows(indices))
+
+    def _rows(self, indices: Indices | None) -> np.ndarray:
+        own = np.arange(self._size) if indices is None else np.asarray(indices, np.int64)
+        return self._start + own

@@ -10,7 +10,7 @@ import numpy as np
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import file_at
 from rlax_plugin.base.types import Prompt
-from rlax_plugin.data.prompts.table import PromptTable
+from rlax_plugin.data.prompts.table import PromptTable, id_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +80,7 @@ def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.C
 
     rows = np.arange(len(prompts)) if indices is None else indices
     if not isinstance(prompts, PromptTable):
-        found = pa.array([prompts[int(i)].id for i in rows], pa.string())
+        found = pa.array([id_at(prompts, int(i)) for i in rows], pa.string())
         return pa.chunked_array([found], pa.string())
     chunks = [_hex(prompts.ids[rows[i : i + _CHUNK]]) for i in range(0, len(rows), _CHUNK)]
     return pa.chunked_array(chunks, pa.string())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlax_plugin.base.errors import ConfigError
@@ -16,6 +16,7 @@ from rlax_plugin.data.prompts.checking import (
     stop_strings_of,
     training_prompts,
 )
+from rlax_plugin.data.prompts.table import JoinedPrompts
 from rlax_plugin.ports.protocols import PromptSource
 
 Part = Callable[[str, Choice, str], Any]
@@ -29,12 +30,14 @@ class AskedSet:
     Attributes:
       chosen: its settings, with defaults filled in.
       prompts: the prompts that are issued.
+      environment: the one of several whose episodes are played; "" if there is one.
     """
 
     name: str
     chosen: EvaluationSet
     source: PromptSource
     prompts: Sequence[Prompt]
+    environment: str = ""
 
 
 def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[AskedSet]:
@@ -54,7 +57,8 @@ def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[A
         its_source = source
         if chosen.prompt_source is not None:
             its_source = part("prompt_source", chosen.prompt_source, f"{key}.prompt_source")
-            _check_source(section, its_source, source, chosen.prompt_source.name, key)
+            own = f"{key}.prompt_source"
+            _check_source(section, its_source, source, chosen.prompt_source.name, own)
         prompts = _prompts(section, its_source, chosen, key)
         found.append(AskedSet(name, chosen, its_source, prompts))
     return found
@@ -65,13 +69,17 @@ class RunPrompts:
     """All prompts of a run, read and checked.
 
     Attributes:
-      train: training prompts; () if the command trains nothing.
-      asked: the sets of its evaluations.
+      source: of the training prompts; of several environments, that of the first one.
+      train: training prompts, ``JoinedPrompts`` of several environments; () if the command trains
+        nothing.
+      asked: the sets of its evaluations; of several environments, one for each.
+      sources: environment -> its prompt source; empty if there is one.
     """
 
     source: PromptSource
     train: Sequence[Prompt]
     asked: Sequence[AskedSet]
+    sources: Mapping[str, PromptSource] = field(default_factory=dict)
 
     @classmethod
     def read(
@@ -90,14 +98,57 @@ class RunPrompts:
         Raises:
           RlaxError: see ``training_prompts`` and ``asked_sets``.
         """
-        key = "rlax.prompt_source"
-        source: PromptSource = part("prompt_source", section.prompt_source, key)
-        train = training_prompts(section, source, note=note) if trains else ()
-        return cls(source, train, asked_sets(section, source, part))
+        sources: dict[str, PromptSource] = {}
+        train: dict[str, Sequence[Prompt]] = {}
+        asked: list[AskedSet] = []
+        for name, one in section.by_environment.items():
+            key = section.key_of(name, "prompt_source")
+            source = sources[name] = part("prompt_source", one.prompt_source, key)
+            first = next(iter(sources.values()))
+            _check_source(one, source, first, one.prompt_source.name, key, "the first environment")
+            _check_tokenizer(source, first, one.prompt_source.name, key)
+            try:
+                train[name] = training_prompts(one, source, note=note) if trains else ()
+                sets = asked_sets(one, source, part)
+            except ConfigError as error:
+                own = section.key_of(name, error.key.removeprefix("rlax."))
+                raise ConfigError(own, error.value, error.reason, error.others) from None
+            asked += [replace(a, name=name, environment=name) for a in sets] if name else sets
+        prompts = JoinedPrompts(train) if section.environments and trains else train.get("", ())
+        several = sources if section.environments else {}
+        return cls(next(iter(sources.values())), prompts, asked, several)
+
+    def source_of(self, environment: str) -> PromptSource:
+        """Returns the prompt source of an environment; "": there is one."""
+        return self.sources[environment] if environment else self.source
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the files of the training prompts, see ``PromptSource.identity``."""
+        if not self.sources:
+            return dict(self.source.identity())
+        found = {name: source.identity() for name, source in self.sources.items()}
+        files = {
+            f"{name}/{split}": some
+            for name, own in found.items()
+            for split, some in own.get("files", {}).items()
+        }
+        return {"files": files}
+
+
+def _check_tokenizer(its: PromptSource, first: PromptSource, name: str, key: str) -> None:
+    ours, theirs = (getattr(one.tokenizer, "directory", None) for one in (its, first))
+    if ours != theirs:
+        reason = f"has the tokenizer {ours}, but must have that of the first environment, {theirs}"
+        raise ConfigError(key, name, reason)
 
 
 def _check_source(
-    section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
+    section: RlaxSection,
+    its: PromptSource,
+    training: PromptSource,
+    name: str,
+    key: str,
+    other: str = "rlax.prompt_source",
 ) -> None:
     strings = tuple(sorted(stop_strings_of(one)) for one in (its, training))  # checks them, too
     if section.rollouts.ignore_stop:
@@ -109,10 +160,10 @@ def _check_source(
     for what, (ours, theirs) in endings.items():
         if set(ours) != set(theirs):
             reason = (
-                f"has {what} {ours}, but must have those of rlax.prompt_source, {theirs}, with "
+                f"has {what} {ours}, but must have those of {other}, {theirs}, with "
                 "which the policy has learned to end"
             )
-            raise ConfigError(f"{key}.prompt_source", name, reason)
+            raise ConfigError(key, name, reason)
 
 
 def _prompts(

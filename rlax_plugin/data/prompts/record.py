@@ -21,7 +21,7 @@ from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.kept import ONLY, file_digest
 from rlax_plugin.data.prompts.of_run import RunPrompts
-from rlax_plugin.data.prompts.table import PromptTable
+from rlax_plugin.data.prompts.table import JoinedPrompts, PromptTable
 from rlax_plugin.ports.protocols import PromptSource
 
 _RECORD = "prompts/prompts.json"
@@ -69,7 +69,8 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
     for name, key, source, some in _all(section, prompts):
         ids_n, digest = identity(some)
         ids_file = f"prompts/{name.replace(' ', '_')}.ids"
-        found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **source.identity()}
+        origin = prompts.identity() if name == _TRAINING else source.identity()
+        found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **origin}
         if name == _TRAINING and section.curation.only:
             found[name]["only"] = file_digest(section.curation.only)
         found[name]["weights"] = _weights(some)
@@ -93,10 +94,11 @@ def _all(
 ) -> Iterator[tuple[str, str, PromptSource, Sequence[Prompt]]]:
     """(name, config key, source, prompts) of the training prompts and of each evaluation set."""
     key = "rlax.prompt_source"
-    yield _TRAINING, LOGGED if section.trains_on_log else key, prompts.source, prompts.train
+    several = "rlax.environments" if section.environments else key
+    yield _TRAINING, LOGGED if section.trains_on_log else several, prompts.source, prompts.train
     for one in prompts.asked:
         own = one.chosen.prompt_source is not None
-        its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else key
+        its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else several
         yield f"{_EVALUATION}{one.name}", its_key, one.source, one.prompts
 
 
@@ -105,6 +107,8 @@ def _choice(section: RlaxSection, key: str) -> str:
         return section.logged_samples.path
     if key == "rlax.prompt_source":
         return section.prompt_source.name
+    if key == "rlax.environments":
+        return ", ".join(section.environments)
     chosen = section.evaluation.sets[key.split(".")[3]].prompt_source
     return "" if chosen is None else chosen.name
 
@@ -113,6 +117,11 @@ def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
     """uint32 [prompts], a part of each id; and a hash of all ids and tokens."""
     if isinstance(prompts, PromptTable):
         return prompts.ids.view("<u4")[:, 0], prompts.digest
+    if isinstance(prompts, JoinedPrompts):
+        found = {name: identity(part) for name, part in prompts.parts.items()}
+        digests = [f"{name}/{digest}/" for name, (_, digest) in found.items()]
+        joined = hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+        return np.concatenate([ids_n for ids_n, _ in found.values()]), joined
     whole = hashlib.blake2b(digest_size=16)
     parts = []
     for prompt in prompts:
@@ -125,6 +134,9 @@ def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
 
 def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
     """Domain -> share of the prompts; {} without domains: then only the prompts set the order."""
+    if isinstance(prompts, JoinedPrompts):
+        shares = {name: _weights(part) for name, part in prompts.parts.items()}
+        return {f"{name}/{one}": w for name, own in shares.items() for one, w in own.items()}
     domains = prompts.domains if isinstance(prompts, PromptTable) else None
     if domains is None:
         return {}

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -343,6 +343,60 @@ class PromptTable(Sequence[Prompt]):
         )
 
 
+class JoinedPrompts(Sequence[Prompt]):
+    """The training prompts of several environments, one after the other.
+
+    An id is ``<environment>/<id>`` here, so that it tells the environment and is unique.
+
+    Attributes:
+      parts: environment -> its prompts, with their own ids.
+      starts: environment -> index of its first prompt.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[Prompt]]):
+        self.parts = dict(parts)
+        ends = np.cumsum([0, *map(len, self.parts.values())]).tolist()
+        self.starts = dict(zip(self.parts, ends, strict=False))
+        self._length = ends[-1]
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        name, place = self._place(index)
+        prompt = self.parts[name][place]
+        return replace(prompt, id=f"{name}/{prompt.id}")
+
+    def id_at(self, index: int) -> str:
+        """The id of one prompt; see ``PromptTable.id_at``."""
+        name, place = self._place(index)
+        return f"{name}/{id_at(self.parts[name], place)}"
+
+    def indices_of(self, wanted: Set[str]) -> dict[str, int]:
+        """See the function of this name."""
+        found: dict[str, int] = {}
+        for name, part in self.parts.items():
+            own = {one.removeprefix(f"{name}/") for one in wanted if one.startswith(f"{name}/")}
+            start = self.starts[name]
+            found |= {f"{name}/{one}": start + i for one, i in indices_of(part, own).items()}
+        return found
+
+    def _place(self, index: int) -> tuple[str, int]:
+        index = index + self._length if index < 0 else index
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        name = next(name for name in reversed(self.starts) if self.starts[name] <= index)
+        return name, index - self.starts[name]
+
+
 def _ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
     flat = np.frombuffer(column.buffers()[1], np.uint8)
     return flat[16 * column.offset : 16 * (column.offset + len(column))].reshape(-1, 16)
@@ -355,11 +409,14 @@ def _shares(weights: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def id_at(prompts: Sequence[Prompt], index: int) -> str:
     """The id of one prompt; for a table, without reading the rest of it."""
-    return prompts.id_at(index) if isinstance(prompts, PromptTable) else prompts[index].id
+    is_table = isinstance(prompts, PromptTable | JoinedPrompts)
+    return prompts.id_at(index) if is_table else prompts[index].id
 
 
 def indices_of(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, int]:
     """The indices of the first prompts with these ids; ids without a prompt are left out."""
+    if isinstance(prompts, JoinedPrompts):
+        return prompts.indices_of(wanted)
     if isinstance(prompts, PromptTable):
         places = {prompt_id: prompts.find(prompt_id) for prompt_id in wanted}
         return {prompt_id: i for prompt_id, i in places.items() if i is not None}

@@ -94,6 +94,11 @@ class EpisodeRunner:
         self._attempts = itertools.cycle(_ATTEMPTS)
 
     @property
+    def several_turns(self) -> bool:
+        """True if the environment may continue after the first answer."""
+        return self._section.several_turns
+
+    @property
     def begins(self) -> Literal["prompt", "play"]:
         """See ``Environment.begins``."""
         return self.environment.begins if self._section.several_turns else "prompt"

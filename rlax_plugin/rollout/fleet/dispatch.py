@@ -155,6 +155,11 @@ class Dispatcher(FleetListener):
         self.wake()
         return ticket.done
 
+    @property
+    def waits_for_slots(self) -> bool:
+        """True if requests of training wait for a worker with free slots."""
+        return any(not ticket.done.done() for ticket in self._waiting.get(None, ()))
+
     def give_up_older(self, version: int) -> None:
         """Ends training requests begun with weights older than a version, as too stale to train.
 

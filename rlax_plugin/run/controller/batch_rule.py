@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -71,7 +72,11 @@ class BatchRule:
         """
         if (last := self.last_due(ready, before)) is None:
             return None
-        due = sorted(group_id for group_id in ready if group_id <= last)
+        return self.of_groups(ready, [group_id for group_id in ready if group_id <= last])
+
+    def of_groups(self, ready: ReadyGroups, due: Iterable[int]) -> Due:
+        """Returns some of the accepted groups, in issue order, for ``fitting``."""
+        due = sorted(due)
         shared = tuple(branches(ready[one]) for one in due) if self.shared_prompts else ()
         return Due(tuple(due), tuple(map(ready.sizes, due)), shared)
 

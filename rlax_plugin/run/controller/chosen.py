@@ -101,8 +101,13 @@ class Builder:
     def weight_store(self) -> WeightStore:
         return self.part("weight_store", self.section.weights.store, "rlax.weights.store")
 
-    def environment(self) -> Environment:
-        return self.part("environment", self.section.environment, "rlax.environment")
+    def environments(self) -> dict[str, Environment]:
+        """Returns name -> environment; "" if there is one."""
+        section = self.section
+        return {
+            name: self.part("environment", one.environment, section.key_of(name, "environment"))
+            for name, one in section.by_environment.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

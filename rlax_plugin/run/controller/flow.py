@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+
+import numpy as np
 
 from rlax_plugin.base.concurrency.supervision import Supervision
 from rlax_plugin.base.errors import TrainingError
-from rlax_plugin.base.types import Judged, Rejected, Request, TrainBatch, group_of, staleness_of
+from rlax_plugin.base.types import (
+    Judged,
+    Rejected,
+    Request,
+    ScoredGroup,
+    TrainBatch,
+    group_of,
+    staleness_of,
+)
 from rlax_plugin.rollout.fleet.scaling import Decision
 from rlax_plugin.run.controller.buffer import Buffer
 from rlax_plugin.run.controller.issuing import Issuing
@@ -43,7 +53,7 @@ class Flow:
     new events, and records them afterwards.
 
     Args:
-      advantage_slot: called with each new batch.
+      advantage_slots: environment -> slot that is called with its groups of each new batch.
       observers: receive again the recorded events that came after their restored state.
       supervision: runs the groups; a failure of one fails the run.
 
@@ -60,13 +70,13 @@ class Flow:
         trips: Trips,
         turns: Turns,
         buffer: Buffer,
-        advantage_slot: AdvantageSlot,
+        advantage_slots: Mapping[str, AdvantageSlot],
         observers: Observers,
         supervision: Supervision,
     ):
         self._history, self._issuing = history, issuing
         self._trips, self._turns, self._buffer = trips, turns, buffer
-        self._advantage_slot, self._observers = advantage_slot, observers
+        self._advantage_slots, self._observers = advantage_slots, observers
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
         self._left_open: list[int] = []  # in flight when an earlier process ended, oldest first
@@ -214,6 +224,7 @@ class Flow:
         if step != self._history.next_step:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
         self._making = True
+        self._buffer.asked(slots_short=self._trips.slots_short)
         while (batch := await self._shown(step)) is None:
             await self._changed.wait()
         self._making, self.show_first = False, None
@@ -221,6 +232,7 @@ class Flow:
         staleness = staleness_of(step, self._buffer.groups.oldest_version(ids))
         self._history.note(ev.Trained(step, ids, staleness))
         stats = self._history.take_stats()
+        stats.steps_ahead = dict(self._buffer.steps_ahead.of)
         self._buffer.drop_stale(step + 1)
         self._trips.end_older(self._issuing.oldest_version)
         self.wake()
@@ -250,13 +262,21 @@ class Flow:
                 self.wake()
             if (chosen := await self._buffer.batch()) is None:
                 return None
-            asked = self._advantage_slot, chosen, step
+            asked = chosen, step
             if sum(len(group.episodes) for group in chosen) > _MOST_AT_ONCE:
-                found = await asyncio.to_thread(advantages.of_groups, *asked)
+                found = await asyncio.to_thread(self._advantages, *asked)
             else:
-                found = advantages.of_groups(*asked)
+                found = self._advantages(*asked)
             if all(group.id in self._buffer.groups for group in chosen):
                 return TrainBatch(step, chosen, found)
+
+    def _advantages(self, groups: Sequence[ScoredGroup], step: int) -> tuple[np.ndarray, ...]:
+        found: dict[int, np.ndarray] = {}
+        for name, slot in self._advantage_slots.items():
+            own = [group for group in groups if self.run_state.name_of(group) == name]
+            of_own = advantages.of_groups(slot, own, step) if own else ()
+            found |= {group.id: of_one for group, of_one in zip(own, of_own, strict=True)}
+        return tuple(found[group.id] for group in groups)
 
     async def commit(self) -> tuple[Commit, Saved]:
         """Commits all events so far, without a batch; returns the segment and the run state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlax_plugin.base.errors import DeadlineError
@@ -19,6 +20,15 @@ from rlax_plugin.run.display.waiting import ASSUME, Waiting
 from rlax_plugin.run.evaluation.evaluator import Evaluator
 
 
+@dataclass(frozen=True, slots=True)
+class EnvironmentParts:
+    """What plays and scores the episodes of one environment."""
+
+    source: PromptSource
+    rewards: RewardPool
+    episodes: EpisodeRunner
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """Fleet, dispatcher, launcher, reward pool and evaluator, wired together on one event loop.
@@ -26,25 +36,37 @@ class Generation:
     ``start.generation`` makes one, and starts it.
 
     Attributes:
-      source: of the training prompts.
-      rewards: of training.
+      environments: name -> its parts; "" if there is one.
       scaler: decides on the number of workers; None: the launcher does not change it.
       pace: computes the minimum of each deadline from measured speeds.
     """
 
     deadlines: Deadlines
-    source: PromptSource
+    environments: Mapping[str, EnvironmentParts]
     launcher: Launcher
     scaler: Scaler | None = None
-    rewards: RewardPool
     fleet: Fleet
     pace: Pace
     dispatcher: Dispatcher
-    episodes: EpisodeRunner
     evaluator: Evaluator
 
     def __post_init__(self) -> None:
         self.fleet.listeners += [self.dispatcher, self.pace]
+
+    @property
+    def source(self) -> PromptSource:
+        """The source of the training prompts; of several, the first, as all have one tokenizer."""
+        return next(iter(self.environments.values())).source
+
+    @property
+    def rewards(self) -> RewardPool:
+        """The rewards of training, where there is one environment."""
+        return self.environments[""].rewards
+
+    @property
+    def pools(self) -> tuple[RewardPool, ...]:
+        """The rewards of all environments."""
+        return tuple(parts.rewards for parts in self.environments.values())
 
     def starting(self) -> str:
         """Describes the workers that are not ready; empty if all are. Any thread."""

@@ -72,7 +72,7 @@ class Guide:
 
     def __init__(self, section: RlaxSection, generation: Generation):
         self._section, self._source = section, generation.source
-        self._rewards, self._dispatcher = generation.rewards, generation.dispatcher
+        self._generation, self._dispatcher = generation, generation.dispatcher
         self._threshold = section.curation.pass_threshold
         self._on, self._warned = section.objective.guidance is not None, False
         check_answers(section, generation.source)
@@ -121,7 +121,7 @@ class Guide:
             self._refuse(asked, why.removeprefix("sample 0 "), stats)
             return scored
         (shown,) = single_turn(self._source, request.context, (answer,), last.index)
-        (score,) = await self._rewards.score(asked.prompt, (shown,), step=asked.step)
+        (score,) = await self._generation.rewards.score(asked.prompt, (shown,), step=asked.step)
         if not isinstance(score, Score) or score.total <= max(totals):
             got = f"{score.total:g}" if isinstance(score, Score) else score.shown
             self._refuse(asked, f"gets the reward {got}, not more than the failures", stats)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Key, Request, SamplingParams
@@ -28,6 +28,8 @@ class Issuing(RequestRefresher):
     """Makes the requests of training; ``Staleness`` bounds how many, ``BatchRule`` counts them.
 
     Args:
+      sampling: environment -> settings of its requests; "" if there is one.
+      environments: environment -> it.
       last_step: of the run; no groups are issued for later steps.
       newest: published weight version; groups that need a newer one are not issued yet.
     """
@@ -35,18 +37,18 @@ class Issuing(RequestRefresher):
     def __init__(
         self,
         section: RlaxSection,
-        sampling: SamplingParams,
+        sampling: Mapping[str, SamplingParams],
         *,
         history: RunHistory,
         turns: Turns,
-        environment: Environment,
+        environments: Mapping[str, Environment],
         buffer: Buffer,
         last_step: int,
         newest: NewestVersion,
     ):
         self._section, self._sampling, self._last_step = section, sampling, last_step
         self._history, self._turns, self._buffer = history, turns, buffer
-        self._environment = environment
+        self._environments = environments
         self._rule, self._staleness = buffer.rule, buffer.staleness
         self._newest = newest
 
@@ -73,6 +75,27 @@ class Issuing(RequestRefresher):
         steps_left = self._last_step - self._history.run_state.next_step + 1
         return min(self._staleness.capacity, steps_left * self._rule.groups)
 
+    def _missing(self) -> tuple[str, int, int] | None:
+        """Finds the first place among the next groups to train that may be issued and is not.
+
+        Returns:
+          The environment, the number of groups that train before, and the number of groups that
+          are missing there and train in the same step; None: none is missing.
+        """
+        groups, capacity = self._rule.groups, self._capacity()
+        if (mix := self._buffer.mix) is None:
+            ahead = self._outstanding()
+            count = min(capacity - ahead, groups - ahead % groups)
+            return ("", ahead, count) if ahead < capacity else None
+        state, found = self._history.run_state, None
+        for name, places in mix.places(state.trained, self._staleness.capacity).items():
+            most = min(capacity, self._buffer.capacity(name))
+            lacking = [place for place in places[state.outstanding[name] :] if place < most]
+            if lacking and (found is None or lacking[0] < found[1]):
+                step = lacking[0] // groups
+                found = name, lacking[0], sum(place // groups == step for place in lacking)
+        return found
+
     def new(self) -> Iterator[Request]:
         """Issues as many groups as the bounds on flight and staleness allow.
 
@@ -83,7 +106,8 @@ class Issuing(RequestRefresher):
             accepted.
         """
         state, curation = self._history.run_state, self._section.curation
-        while (ahead := self._outstanding()) < (capacity := self._capacity()):
+        while (missing := self._missing()) is not None:
+            name, ahead, count = missing
             version = self._staleness.wanted_version(state.next_step, ahead)
             if version > self._newest.number:
                 return  # its publication is a reason to ask again
@@ -91,15 +115,14 @@ class Issuing(RequestRefresher):
                 self._give_up()
                 return
             # Those that share a step share a wanted version: choose them together.
-            in_step = self._rule.groups - ahead % self._rule.groups
-            event = self._history.choose(min(capacity - ahead, in_step), version)
+            event = self._history.choose(count, version, name)
             for group_id in range(event.first, event.first + len(event.prompts)):
                 if (one := state.open.get(group_id)) is not None:  # or it has ended meanwhile
                     yield self.refreshed(self._request(group_id, one))
 
     def _give_up(self) -> None:
         state, ready = self._history.run_state, self._buffer.groups
-        if state.open or self._rule.completes(ready):
+        if state.open or self._buffer.would_complete:
             return  # what is still in flight may yet do
         raise too_few_accepted(
             state.next_step, state.issued_for_step, self._rule, ready, self._history.stats.scored
@@ -142,7 +165,8 @@ class Issuing(RequestRefresher):
             sample_seed(self._section.seed, "train", group_id, i)
             for i in range(self._section.rollouts.group_size)
         )
-        key, tokens = Key("train", group_id), self._environment.context(one.prompt)
+        name = self._section.environment_of(one.prompt.id)
+        key, tokens = Key("train", group_id), self._environments[name].context(one.prompt)
         temperature = self._section.rollouts.temperature_at(one.step)
-        sampling = dataclasses.replace(self._sampling, temperature=temperature)
+        sampling = dataclasses.replace(self._sampling[name], temperature=temperature)
         return Request(key, one.attempt, tokens, seeds, sampling, one.min_version)

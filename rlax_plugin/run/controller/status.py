@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 import time
 from collections import Counter, deque
@@ -134,9 +135,9 @@ class StatusCollector(FleetListener):
             self._steps, self._step_at = steps, time.time()
         step_s = statistics.median([m["time/step_s"] for m in history]) if history else None
         step = run.run_state.next_step - 1
-        scaler, pool = self._generation.scaler, self._generation.rewards
-        processes = section.reward_processes
-        self._rewards_used.add(pool.busy / max(processes, 1))
+        scaler, pools = self._generation.scaler, self._generation.pools
+        processes = sum(one.reward_processes for one in section.by_environment.values())
+        self._rewards_used.add(sum(pool.busy for pool in pools) / max(processes, 1))
         rewards = [m["time/reward_s"] for m in history if "time/reward_s" in m]
         return ControllerStatus(
             seen=time.time(),
@@ -155,8 +156,8 @@ class StatusCollector(FleetListener):
             reward_processes=processes,
             slots_used=self._slots_used.value,
             rewards_used=self._rewards_used.value,
-            reward_error=shown(pool.failing),
-            replaced=pool.replaced,
+            reward_error=shown(next((pool.failing for pool in pools if pool.failing), "")),
+            replaced=sum(pool.replaced for pool in pools),
             reissued=run.run_state.totals.reissued,
             samples=self._generation.dispatcher.backlog.samples,
             batch=shown(run.ready),
@@ -241,6 +242,8 @@ class StatusCollector(FleetListener):
         )
 
     def _jobs(self) -> tuple[JobStatus, ...]:
+        slowest = [one for pool in self._generation.pools for one in pool.slowest(MOST_SHOWN)]
+        slowest = heapq.nlargest(MOST_SHOWN, slowest, key=lambda pair: pair[0].clock.used_s)
         return tuple(
             JobStatus(
                 what="an episode" if job.plays else "a reward",
@@ -251,7 +254,7 @@ class StatusCollector(FleetListener):
                 pid=pid,
                 samples=job.samples,
             )
-            for job, pid in self._generation.rewards.slowest(MOST_SHOWN)
+            for job, pid in slowest
         )
 
 

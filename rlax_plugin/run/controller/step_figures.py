@@ -32,6 +32,10 @@ class StepFigures:
         self._slot_use = SlotUse()
         self._replaced_before = 0  # reward processes, at the last step's end
 
+    @property
+    def _replaced(self) -> int:
+        return sum(pool.replaced for pool in self._generation.pools)
+
     def so_far(self, unfinished: FinishedStep) -> Coroutine[Any, Any, dict[str, float]]:
         """Returns the metrics of a step that has not ended; the counts are those of this call."""
         generation = self._generation
@@ -42,7 +46,7 @@ class StepFigures:
             self._section,
             workers=len(workers),
             wanted=None if scaler is None else scaler.wanted,
-            replaced=generation.rewards.replaced - self._replaced_before,
+            replaced=self._replaced - self._replaced_before,
             figures=[worker.figures for worker in workers.values()],
             schedules=self._schedules,
         )
@@ -55,7 +59,7 @@ class StepFigures:
         """
         computed = self.so_far(done)
         used = self._slot_use.take(self._generation.fleet.workers.values())
-        self._replaced_before = self._generation.rewards.replaced
+        self._replaced_before = self._replaced
         return {**await computed, **others, **used}
 
 

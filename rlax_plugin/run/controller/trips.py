@@ -13,11 +13,11 @@ import numpy as np
 from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.text.harmless import one_line
-from rlax_plugin.base.types import Key, Rejected, Request, ScoredGroup, Turn
+from rlax_plugin.base.types import Key, Prompt, Rejected, Request, ScoredGroup, Turn
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.curation import Filter
 from rlax_plugin.rollout.episodes.playing import VoidTurns
-from rlax_plugin.rollout.episodes.runner import ScoredEpisodes
+from rlax_plugin.rollout.episodes.runner import EpisodeRunner, ScoredEpisodes
 from rlax_plugin.rollout.fleet.dispatch import RequestRefresher
 from rlax_plugin.rollout.fleet.requests import sample_seed
 from rlax_plugin.rollout.fleet.tickets import Completed, GivenUp, trusted
@@ -61,9 +61,8 @@ class Trips:
     ):
         self._section, self._filters = section, filters
         self._guard, self._observers = guard, observers
-        self._dispatcher, self._episodes = generation.dispatcher, generation.episodes
-        self._logged = logged
-        self._rewards, self._refresher = generation.rewards, refresher
+        self._dispatcher, self._parts = generation.dispatcher, generation.environments
+        self._logged, self._refresher = logged, refresher
         self._scheduled = section.rollouts.only_temperature is None
         self._history, self._turns = history, turns
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
@@ -73,6 +72,14 @@ class Trips:
         self._oldest = 0  # version that can still train
         # Group -> the oldest version of its first samples, and the answer with its other samples.
         self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}
+
+    @property
+    def slots_short(self) -> bool:
+        """True if requests wait for slots."""
+        return self._dispatcher.waits_for_slots
+
+    def _episodes(self, prompt: Prompt) -> EpisodeRunner:
+        return self._parts[self._section.environment_of(prompt.id)].episodes
 
     async def run(self, request: Request) -> None:
         """Returns once the group is filtered, or given up by its worker because it is too old.
@@ -199,10 +206,11 @@ class Trips:
     async def _played(self, completed: Completed, asked: Open, *, first: int = 0) -> ScoredEpisodes:
         request = completed.request
         seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
-        scored = await self._episodes.run(
+        parts = self._parts[self._section.environment_of(asked.prompt.id)]
+        scored = await parts.episodes.run(
             asked.prompt,
             completed,
-            self._rewards,
+            parts.rewards,
             seed_of,
             log=self._turns,
             first=first,
@@ -232,10 +240,11 @@ class Trips:
         """Returns the answers to the prompt; if an earlier process recorded them, those."""
         expected = self._lengths.expected(self._history.open[request.key.group].index)
         group, samples = request.key.group, len(request.seeds)
-        if not self._section.several_turns or self._episodes.begins == "play":
+        episodes = self._episodes(self._history.open[group].prompt)
+        if not episodes.several_turns or episodes.begins == "play":
             if not self._turns.recorded(group):  # they may have become void before this trip
                 self._turns.forget(group)
-            return await self._episodes.answered(request, expected)
+            return await episodes.answered(request, expected)
         if (known := self._turns.first_turns(group, samples)) is not None:
             given = dataclasses.replace(request, context=known[0].given)
             return Completed(given, tuple(turn.sampled for turn in known), ())
@@ -268,7 +277,9 @@ class Trips:
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         reason = ended.reason if ended else next(reasons, None)
         rejected = reason if valid.any() else ALL_FAILED
-        if not self._section.several_turns:  # of others each turn is recorded when it is sampled
+        if not self._episodes(
+            group.prompt
+        ).several_turns:  # of others each turn is recorded when it is sampled
             key = Key("train", group.id)
             self._history.note(generated(key, group.attempt, tuple(group.sampled)))
         passed = int(np.sum(own >= self._section.curation.pass_threshold))

@@ -104,8 +104,9 @@ class Evaluator:
         Raises:
           RlaxError: the problem cannot be generated.
         """
+        episodes = problems.episodes or self._episodes
         request = problems.request(
-            self._episodes.environment.context(prompt),
+            episodes.environment.context(prompt),
             prompt,
             number,
             self._section.seed,
@@ -114,9 +115,9 @@ class Evaluator:
         )
         trusted = False
         while not trusted:
-            found = await self._episodes.run(
+            found = await episodes.run(
                 prompt,
-                await self._episodes.answered(request),  # held here, it could not be dropped
+                await episodes.answered(request),  # held here, it could not be dropped
                 problems.rewards,
                 functools.partial(problems.seed, self._section.seed, prompt),
                 source=problems.source,

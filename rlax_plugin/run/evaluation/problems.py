@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
-from rlax_plugin.base.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
+from rlax_plugin.base.types import (
+    EMPTY,
+    Episode,
+    Key,
+    Prompt,
+    Request,
+    SamplingParams,
+    Score,
+    Unscored,
+)
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.of_run import AskedSet
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.reward.pool import RewardPool
+from rlax_plugin.rollout.episodes.runner import EpisodeRunner
 from rlax_plugin.rollout.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.run.evaluation.measures import Outcomes
 
@@ -60,6 +71,7 @@ class ProblemSet:
     Attributes:
       purpose: distinguishes its seeds from those of other sets and of training.
       samples: number of samples per problem.
+      episodes: plays the episodes; None: as those of training.
     """
 
     name: str
@@ -69,6 +81,7 @@ class ProblemSet:
     samples: int
     sampling: SamplingParams
     rewards: RewardPool
+    episodes: EpisodeRunner | None = None
 
     def seed(
         self, run_seed: int, prompt: Prompt, sample: int, trajectory: int = 0, turn: int = 0
@@ -113,14 +126,16 @@ class ProblemSet:
 def problem_sets(
     section: RlaxSection,
     asked: Sequence[AskedSet],
-    rewards: RewardPool,
+    rewards: RewardPool | None,
     rewards_of: Mapping[str, RewardPool],
+    episodes_of: Mapping[str, EpisodeRunner] = EMPTY,
 ) -> tuple[ProblemSet, ...]:
     """Returns the problem sets with the rewards that score them.
 
     Args:
-      rewards: rewards of training.
-      rewards_of: set -> its own rewards, for sets that have some.
+      rewards: rewards of training; None with several environments.
+      rewards_of: set -> its own rewards, for sets that have some; environments have.
+      episodes_of: environment -> what plays its episodes.
     """
     return tuple(
         ProblemSet(
@@ -129,8 +144,9 @@ def problem_sets(
             source=one.source,
             prompts=one.prompts,
             samples=one.chosen.samples or 1,
-            sampling=_sampling(section, one.source),
-            rewards=rewards_of.get(one.name, rewards),
+            sampling=_sampling(section.of_environment(one.environment), one.source),
+            rewards=cast(RewardPool, rewards_of.get(one.name, rewards)),
+            episodes=episodes_of.get(one.environment),
         )
         for one in asked
     )

@@ -53,6 +53,7 @@ class StepStats:
     commit_s: float = 0.0  # until the batch was on disk
     committed: Future[Any] | None = None  # done then; None: it was on disk before
     spans: list[Span] = field(default_factory=list)  # of time.perf_counter
+    steps_ahead: Mapping[str, int] = EMPTY  # of each of several environments
     stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 
     def count(self, event: ev.Event) -> None:
@@ -203,10 +204,13 @@ def step_metrics(
         metrics["length/issued_max"] = float(np.max(lengths))
     if np.isfinite(rewards).any():
         metrics["reward/mean"] = float(np.nanmean(rewards))
-        metrics |= _reward_parts(scored, section)
+        if not section.environments:
+            metrics |= _reward_parts(scored, section)
         metrics |= _reward_metrics(scored)
     if section.several_turns:
         metrics |= _episodes([episode for group in scored for episode in group.episodes])
+    for name, own in section.by_environment.items() if section.environments else ():
+        metrics |= _environment(name, own, section, done, scored)
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
         metrics.update(diagnostics.summarise(done.metrics))
     for key, schedule in schedules.items():
@@ -214,6 +218,44 @@ def step_metrics(
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith(_OF_TRAINER)}
     return metrics
+
+
+def _environment(
+    name: str,
+    own: RlaxSection,
+    section: RlaxSection,
+    done: FinishedStep,
+    scored: Sequence[ScoredGroup],
+) -> dict[str, float]:
+    """Returns the metrics of one of several environments.
+
+    Args:
+      own: its section.
+      scored: the groups of all that were scored since the last step.
+    """
+    groups = [g for g in done.batch.groups if section.environment_of(g.prompt.id) == name]
+    scored = [g for g in scored if section.environment_of(g.prompt.id) == name]
+    found = {
+        "groups": float(len(groups)),
+        "groups_scored": float(len(scored)),
+        "steps_ahead": float(done.stats.steps_ahead.get(name, own.staleness.steps_ahead)),
+    }
+    if groups:
+        staleness = [staleness_of(done.step, g.oldest_version) for g in groups]
+        found |= {"staleness_max": max(staleness), "staleness_mean": float(np.mean(staleness))}
+        trained = [episode.tokens for g in groups for episode in g.episodes]
+        found["length_trained_mean"] = float(np.mean(trained))
+    if scored:
+        episodes = [episode for g in scored for episode in g.episodes]
+        found["length_issued_mean"] = float(np.mean([episode.tokens for episode in episodes]))
+        if own.several_turns:
+            found["turns_mean"] = _episodes(episodes)["episode/turns_mean"]
+        rewards = np.concatenate([g.rewards for g in scored])
+        if np.isfinite(rewards).any():
+            found["reward_mean"] = float(np.nanmean(rewards))
+            for part, mean in _reward_parts(scored, own).items():
+                found[f"reward_{part.removeprefix('reward_part/')}"] = mean
+    return {f"environment_{name}/{figure}": value for figure, value in found.items()}
 
 
 def _equal(groups: Sequence[ScoredGroup]) -> float:

@@ -106,8 +106,13 @@ class _Assembly:
 
     async def controller(self) -> Assembled:
         s, setup, builder = self._section, self._setup, self._builder
-        sampling = sampling_params(s, self._prompts.source)
-        about = about_rates(s, sampling, setup.files.url, setup.origin)
+        each = s.by_environment
+        sampling = {
+            name: sampling_params(one, self._prompts.source_of(name)) for name, one in each.items()
+        }
+        about = about_rates(
+            s, sampling_params(s, self._prompts.source), setup.files.url, setup.origin
+        )
         note, train = setup.dashboard.message, self._prompts.train
         rates = await asyncio.to_thread(first_rates, s, train, about, setup.files, note)
         store = builder.weight_store()
@@ -115,29 +120,32 @@ class _Assembly:
             ChosenFilter(Chosen.build(builder, "filter", choice, f"rlax.curation.filters.{i}"))
             for i, choice in enumerate(s.curation.filters)
         ]
-        sampler: Sampler = LogOrder()
+        samplers: dict[str, Sampler] = {"": LogOrder()}
         if self._logged is None:
-            sampler = ChosenSampler(
-                Chosen.build(builder, "sampler", s.curation.sampler, "rlax.curation.sampler")
-            )
+            key, choice = "rlax.curation.sampler", s.curation.sampler
+            samplers = {
+                name: ChosenSampler(Chosen.build(builder, "sampler", choice, key)) for name in each
+            }
         slots: ObjectiveSlots = builder.registry.slots(builder.context)
+        own_slots = builder.registry.slots_of_environments(builder.context, slots)
+        advantage_slots = {name: own_slots.get(name, slots).recorded_advantages for name in each}
         records = await self._records(about)
         parameters = await self._parameter_server(store)
 
-        run_state = RunState(s, train, sampler, rates)
+        run_state = RunState(s, train, samplers, rates)
         history = RunHistory(run_state, records.recorder)
         turns = Turns(history)
-        environment = builder.environment()
+        environments = builder.environments()
         rule = BatchRule.of(s)
         staleness = Staleness(s, rule.groups)
-        buffer = Buffer(history, rule, staleness, s.deterministic)
+        buffer = Buffer(s, history, rule, staleness)
         newest = NewestVersion()
         issuing = Issuing(
             s,
             sampling,
             history=history,
             turns=turns,
-            environment=environment,
+            environments=environments,
             buffer=buffer,
             last_step=setup.last_step,
             newest=newest,
@@ -145,7 +153,7 @@ class _Assembly:
         start = GenerationStart(
             builder,
             self._prompts,
-            environment,
+            environments,
             parameters=parameters
             if isinstance(parameters, ParameterServer)
             else s.weights.parameter_server,
@@ -173,7 +181,7 @@ class _Assembly:
             trips=trips,
             turns=turns,
             buffer=buffer,
-            advantage_slot=slots.recorded_advantages,
+            advantage_slots=advantage_slots,
             observers=self._observers,
             supervision=self._supervision,
         )
@@ -352,7 +360,8 @@ class _Assembly:
         token_file = os.path.abspath(generation.secrets.worker_file)
         command = pasteable("rlax", *join, "--token-file", token_file)
         self._setup.dashboard.message(f"a further worker joins with:  {command}")
-        check_rewards(self._section, generation.made.rewards.needs)
+        for pool in generation.made.pools:
+            check_rewards(self._section, pool.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
         endpoints.write_endpoints(state_dir, reached_at)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rlax_plugin.base.concurrency.devices import Devices
@@ -37,7 +37,7 @@ from rlax_plugin.rpc.security.run_secrets import RunSecrets, Upkeep, run_secrets
 from rlax_plugin.rpc.security.secret import FollowedSecret
 from rlax_plugin.rpc.transport.doors import Door, listen
 from rlax_plugin.run.controller.chosen import Builder
-from rlax_plugin.run.controller.generation import Generation
+from rlax_plugin.run.controller.generation import EnvironmentParts, Generation
 from rlax_plugin.run.evaluation.evaluator import Evaluator
 from rlax_plugin.run.evaluation.problems import problem_sets
 from rlax_plugin.run.hosts.leading import HostsService, Leader
@@ -59,7 +59,8 @@ class GenerationStart:
 
     Args:
       prompts: of training and of evaluations.
-      environment: turns the answers to prompts into episodes.
+      environments: name -> environment that turns the answers to its prompts into episodes; "" if
+        there is one.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
       running: receives the cleanup of each started part.
       note: shows one line on an error of rewards or a worker; the run continues.
@@ -83,7 +84,7 @@ class GenerationStart:
         self,
         builder: Builder,
         prompts: RunPrompts,
-        environment: Environment,
+        environments: Mapping[str, Environment],
         *,
         parameters: ParameterServer | str,
         running: Running,
@@ -100,7 +101,8 @@ class GenerationStart:
         launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
         self._config, self._launches = config, not section.needs_no_workers
         self.devices = Devices() if launcher.colocated and self._launches else None
-        rewards = self._reward_pool(section, "rlax.rewards")
+        each = section.by_environment
+        rewards = {n: self._reward_pool(s, section.key_of(n, "rewards")) for n, s in each.items()}
         own_rewards = {
             name: self._reward_pool(
                 section.model_copy(update={"rewards": chosen.rewards}),
@@ -109,7 +111,7 @@ class GenerationStart:
             for name, chosen in section.evaluation.sets.items()
             if chosen.rewards and section.evaluation.problems
         }
-        self._pools = (rewards, *own_rewards.values())
+        self._pools = (*rewards.values(), *own_rewards.values())
         network = section.network
         self.secrets = run_secrets(self._run_dir, authority_of(network.tls))
         callers = self.secrets.callers()
@@ -160,19 +162,26 @@ class GenerationStart:
             by_speed=not section.deterministic,
             continues=section.rollouts.on_new_weights == "continue",
         )
-        sets = problem_sets(section, prompts.asked, rewards, own_rewards)
-        episodes = EpisodeRunner(section, source, environment, dispatcher)
+        made = {
+            name: EnvironmentParts(
+                (own := prompts.source_of(name)),
+                rewards[name],
+                EpisodeRunner(one, own, environments[name], dispatcher),
+            )
+            for name, one in each.items()
+        }
+        runners = {name: parts.episodes for name, parts in made.items()}
+        several = rewards if section.environments else {}
+        sets = problem_sets(section, prompts.asked, rewards.get(""), own_rewards | several, runners)
         self.made = Generation(
             deadlines=section.deadlines,
-            source=source,
+            environments=made,
             launcher=launcher,
             scaler=Scaler(launcher.scaling) if launcher.scaling and self._launches else None,
-            rewards=rewards,
             fleet=fleet,
             pace=pace,
             dispatcher=dispatcher,
-            episodes=episodes,
-            evaluator=Evaluator(section, dispatcher, episodes, sets),
+            evaluator=Evaluator(section, dispatcher, next(iter(runners.values())), sets),
         )
 
     def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:

@@ -96,7 +96,7 @@ class ObservedRun:
 
     def _take_machine(self, controller: Controller) -> None:
         workers = list(controller.fleet.workers.values())
-        pids = controller.generation.rewards.pids
+        pids = [pid for pool in controller.generation.pools for pid in pool.pids]
         rewards = ((pid, process_figures(pid)) for pid in pids)
         controller.machine = self._machine.take(
             {

@@ -59,8 +59,11 @@ def check_start(
     to_bytes(config)  # workers can be given it
     context = BuildContext.outside_run(section, config)
     slots = registry.slots(context)
-    advantages.probe(slots.recorded_advantages, section.rollouts.group_size)
-    _check_learning(section, slots)
+    own = registry.slots_of_environments(context, slots)
+    for name, one in section.by_environment.items():
+        its_slots = own.get(name, slots)
+        advantages.probe(its_slots.recorded_advantages, section.rollouts.group_size)
+        _check_learning(one, its_slots)
     # Before its file system is looked for: installing that would not help.
     registry.check_part("weight_store", section.weights.store, "rlax.weights.store", context)
     check_places(section, maxtext, remote=remote)

@@ -55,9 +55,9 @@ class RunHistory:
         self.run_state.apply(event)
         self._recorder.add(event, turns=turns)
 
-    def choose(self, count: int, min_version: int) -> ev.Issued:
+    def choose(self, count: int, min_version: int, environment: str = "") -> ev.Issued:
         """Issues ``count`` groups, of the prompts that the sampler chooses next."""
-        event = self.run_state.choose(count, min_version)
+        event = self.run_state.choose(count, min_version, environment)
         self._recorder.add(event)
         self.stats.count(event)
         return event

@@ -20,9 +20,9 @@ from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import TrainingError
 from rlax_plugin.base.types import Prompt, ScoredGroup
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.data.curation.pass_rate_table import PassRateTable, RateColumns
+from rlax_plugin.data.curation.pass_rate_table import PartOfRates, PassRateTable, RateColumns
 from rlax_plugin.data.curation.stages import Stages
-from rlax_plugin.data.prompts.table import id_at, indices_of
+from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
 from rlax_plugin.ports.curation import Sampler
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.run.state.ready_groups import ReadyGroups
@@ -96,6 +96,8 @@ class RunState:
       prompts: of the split that is trained on.
       rates: the pass rate of each prompt.
       open: group id -> issued group that is not scored yet; in issue order.
+      outstanding: environment -> its open and ready groups; "" if there is one.
+      trained: environment -> its groups that have trained.
       ready: the accepted groups that are not in a batch yet, by id.
       next_id: id of the group that is issued next.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
@@ -107,10 +109,12 @@ class RunState:
         self,
         section: RlaxSection,
         prompts: Sequence[Prompt],
-        sampler: Sampler,
+        samplers: Mapping[str, Sampler],
         rates: PassRateTable,
     ):
-        self.prompts, self._sampler, self.rates = prompts, sampler, rates
+        self._section, self._samplers = section, samplers
+        self.prompts, self.rates = prompts, rates
+        self.outstanding, self.trained = Counter[str](), Counter[str]()
         self._stages = Stages(section.curation.stages, prompts, rates)
         self._rng = np.random.default_rng([section.seed, 1])
         self.next_id = self._oldest_open = 0
@@ -133,16 +137,23 @@ class RunState:
         """Number of completed curriculum stages; None: the config has no stages."""
         return self._stages.number if self._stages else None
 
-    def choose(self, count: int, min_version: int) -> ev.Issued:
+    def choose(self, count: int, min_version: int, environment: str = "") -> ev.Issued:
         """Lets the sampler choose the next prompts, and issues a group for each.
+
+        Args:
+          environment: the one of several that has the prompts; "": there is one.
 
         Raises:
           TrainingError: the sampler chose more or fewer than ``count``.
         """
-        prompts = self._stages.prompts(self.next_step)
-        chosen = self._sampler.choose(prompts, self.rates, self._rng, count)
+        prompts, rates, start = self._stages.prompts(self.next_step), self.rates, 0
+        if isinstance(self.prompts, JoinedPrompts):
+            prompts, start = self.prompts.parts[environment], self.prompts.starts[environment]
+            rates = PartOfRates(self.rates, start, len(prompts))
+        chosen = self._samplers[environment].choose(prompts, rates, self._rng, count)
         if len(chosen) != count:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
+        chosen = [start + index for index in chosen]
         issued = [self.prompts[index] for index in chosen]
         event = ev.Issued(self.next_id, tuple(p.id for p in issued), min_version)
         posteriors = zip(*(column.tolist() for column in self.rates.posterior(chosen)), strict=True)
@@ -151,7 +162,18 @@ class RunState:
             self.next_id += 1
         self.totals.issued += count
         self.issued_for_step += count
+        self.outstanding[environment] += count
         return event
+
+    def environment_of(self, group_id: int) -> str:
+        """Returns the environment of an open or ready group; "" if there is one."""
+        one = self.open.get(group_id)
+        prompt = self.ready[group_id].prompt if one is None else one.prompt
+        return self._section.environment_of(prompt.id)
+
+    def name_of(self, group: ScoredGroup) -> str:
+        """Returns the environment of a group; "" if there is one."""
+        return self._section.environment_of(group.prompt.id)
 
     def apply(self, event: ev.Event, group: ScoredGroup | None = None) -> None:
         """Applies an event to the state.
@@ -178,14 +200,18 @@ class RunState:
                 self._score(event, group)
             case ev.Trained():
                 for group_id in event.groups:
+                    self.trained[self.environment_of(group_id)] += 1
                     self._take(group_id)
                 self.totals.trained += len(event.groups)
                 self.totals.max_staleness = max(self.totals.max_staleness, event.staleness)
                 self.next_step = event.step + 1
                 self.issued_for_step = 0
             case ev.Dropped():
+                environment = self.environment_of(event.group)
                 if self.open.pop(event.group, None) is None:
                     self._take(event.group)
+                else:
+                    self.outstanding[environment] -= 1
                 self.totals.dropped[event.reason] += 1
                 self.totals.samples_saved += event.samples
                 self.totals.tokens_saved += event.tokens
@@ -195,7 +221,8 @@ class RunState:
                 self.issued_for_step = 0
 
     def _choose_again(self, event: ev.Issued) -> None:
-        again = self.choose(len(event.prompts), event.min_version)
+        environment = self._section.environment_of(event.prompts[0])  # one event has one
+        again = self.choose(len(event.prompts), event.min_version, environment)
         if again != event:
             raise TrainingError(
                 f"the sampler chose other prompts for groups {event.first} to "
@@ -217,8 +244,10 @@ class RunState:
             self.totals.accepted += 1
         else:
             self.totals.rejected[event.rejected] += 1
+            self.outstanding[self._section.environment_of(group.prompt.id)] -= 1
 
     def _take(self, group_id: int) -> None:
+        self.outstanding[self.environment_of(group_id)] -= 1
         self.ready.remove(group_id)
         self.segment_of.pop(group_id, None)
 
@@ -234,7 +263,8 @@ class RunState:
             "next_step": self.next_step,
             "issued_for_step": self.issued_for_step,
             "rng": self._rng.bit_generator.state,
-            "sampler": copy.deepcopy(self._sampler.state()),
+            **self._sampler_state(),
+            "trained": dict(self.trained),
             "stage": self._stages.number,
             "outcomes": list(self.rates.outcomes),
             "totals": copy.deepcopy(totals),
@@ -252,6 +282,10 @@ class RunState:
             "ready": {str(group_id): self.segment_of.get(group_id) for group_id in self.ready},
         }
         return Saved(document, self.rates.columns())
+
+    def _sampler_state(self) -> dict[str, Any]:
+        found = {name: copy.deepcopy(one.state()) for name, one in self._samplers.items()}
+        return {"sampler": found[""]} if "" in found else {"samplers": found}
 
     def restore(
         self,
@@ -274,7 +308,8 @@ class RunState:
         self.next_step = state["next_step"]
         self.issued_for_step = state["issued_for_step"]
         self._rng.bit_generator.state = state["rng"]
-        self._sampler.restore(state["sampler"])
+        for name, sampler in self._samplers.items():
+            sampler.restore(state["samplers"][name] if name else state["sampler"])
         passed, failed, mixed = state["outcomes"]
         self.rates.restore(dataclasses.replace(rates, outcomes=(passed, failed, mixed)))
         self._stages.number = min(state["stage"], len(self._stages))
@@ -286,6 +321,8 @@ class RunState:
         self._oldest_open = min(self.open, default=self.next_id)
         self.segment_of = {int(group_id): segment for group_id, segment in state["ready"].items()}
         self.ready = ReadyGroups(load(self.segment_of).values())
+        self.trained = Counter(state.get("trained", {}))  # only several environments need them
+        self.outstanding = Counter(map(self.environment_of, [*self.open, *self.ready]))
 
     def _restored(self, found: Sequence[Mapping[str, Any]]) -> dict[int, Open]:
         lost = {one["prompt"] for one in found if not self._is_at(one["index"], one["prompt"])}

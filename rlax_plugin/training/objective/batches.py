@@ -113,7 +113,7 @@ def device_arrays(section: RlaxSection) -> dict[str, ArraySpec]:
 
     ``ARRAYS``, and ``REWARD_PARTS``, ``TEMPERATURE`` and ``GUIDED`` if the run has them.
     """
-    parts = len(section.rewards)
+    parts = section.most_rewards
     found = ARRAYS | ({REWARD_PARTS: ArraySpec(np.dtype(np.float32), (parts,))} if parts else {})
     if section.objective.guidance is not None:
         found[GUIDED] = _INT32
@@ -170,7 +170,7 @@ def arrays_of(
         sequences_per_row=section.batches.sequences_per_row,
         shared_prompts=section.batches.shared_prompts,
         mask_truncated=algorithm.mask_truncated,
-        reward_parts=len(section.rewards),
+        reward_parts=section.most_rewards,
         temperatures=section.rollouts.only_temperature is None,
         guided=section.objective.guidance is not None,
     )
@@ -327,7 +327,9 @@ def _write_sampled(
             spans.write(arrays[name], spans.each(of_turns))
     if REWARD_PARTS in arrays:
         none = (0.0,) * arrays[REWARD_PARTS].shape[2]
-        spans.write(arrays[REWARD_PARTS], spans.each([parts or none for parts in parts_n]))
+        spans.write(
+            arrays[REWARD_PARTS], spans.each([(*one, *none[len(one) :]) for one in parts_n])
+        )
     if TOKEN_REWARDS in arrays:
         spans.write(arrays[TOKEN_REWARDS], np.concatenate(paid))
     spans.add(arrays["rl_place"], spans.within)

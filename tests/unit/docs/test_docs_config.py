@@ -44,6 +44,8 @@ def test_every_key_and_option_says_what_it_means() -> None:
 def test_every_key_of_the_class_is_there() -> None:
     """A section made of every default has exactly the keys of the reference."""
     given = {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}]}
+    own = {"prompt_source": {"name": "p"}, "objective": {"overlong": {}}}
+    several = validate(RlaxSection, {**given, "environments": {reference.NAME: own}}, "rlax")
     given["evaluation"] = {"sets": {reference.NAME: {}}}
     given["curation"] = {"stages": [{"weights": {"a": 1}}]}
     given["objective"] = {"kl": {"adaptive": {"target": 1.0}}, "guidance": {}}
@@ -67,7 +69,9 @@ def test_every_key_of_the_class_is_there() -> None:
                     found |= leaves(item, where) if isinstance(item, Section) else set()
         return found
 
-    assert leaves(section, "rlax") == {k.key for s in reference.sections() for k in s.keys}
+    assert leaves(section, "rlax") | leaves(several, "rlax") == {
+        k.key for s in reference.sections() for k in s.keys
+    }
 
 
 def test_every_place_of_a_part_has_its_kind() -> None:
@@ -76,14 +80,17 @@ def test_every_place_of_a_part_has_its_kind() -> None:
     named = [k.key for s in reference.sections() for k in s.keys if k.type.startswith("part")]
     assert set(named) <= set(listed)
     # The same kinds under which ``build`` looks the parts of a config up.
-    content: dict[str, Any] = {"plugins": ["rlax_plugin.testing"]}
-    for kind in ALL:
-        for place in kind.places:
-            if kind.name not in ("objective", "gradient_term"):  # which have defaults that exist
-                choose(content, place, {"name": "x"})
-    section = validate(RlaxSection, content, "rlax")
-    uses = registry_for(section).uses(section)
-    found = {use.key.removesuffix(".0"): use.kind for use in uses}
+    found = {}
+    for left_out in ("environments.", "evaluation.sets."):  # of which a run has one
+        content: dict[str, Any] = {"plugins": ["rlax_plugin.testing"]}
+        for kind in ALL:
+            for place in kind.places:
+                has_defaults = kind.name in ("objective", "gradient_term")  # which exist
+                if not has_defaults and not place.startswith(left_out):
+                    choose(content, place, {"name": "x"})
+        section = validate(RlaxSection, content, "rlax")
+        uses = registry_for(section).uses(section)
+        found |= {use.key.removesuffix(".0"): use.kind for use in uses}
     assert found == reference.PARTS
 
 
@@ -131,8 +138,9 @@ def test_a_kind_shows_where_its_parts_are_chosen_and_all_of_them() -> None:
     titles = [block.title for block in explain.find("rollout_engine").blocks]
     engines = [f"rollout engine {name}" for name in ("jetstream", "vllm", "scripted")]
     assert titles == ["rlax.rollouts", *engines]
-    assert explain.find("preset").blocks[1].title == "objective grpo"
-    assert "1/(N len) sum min(r A" in explain.find("preset").blocks[1].text
+    places, grpo = explain.find("preset").blocks[:2], explain.find("preset").blocks[2]
+    assert [one.title for one in places] == ["rlax.objective", "rlax.environments.NAME.objective"]
+    assert grpo.title == "objective grpo" and "1/(N len) sum min(r A" in grpo.text
 
 
 def test_a_misspelt_key_is_told_its_nearest_match() -> None:

@@ -56,6 +56,19 @@ def test_the_example_is_checked_and_trains(done: tuple[Path, str]) -> None:
     assert np.mean(turns[-3:]) < np.mean(turns[:3]) <= 3
 
 
+def test_two_environments_train_as_printed(tmp_path: Path) -> None:
+    section = PAGE["Several environments in one run"]
+    (tmp_path / "two.yml").write_text(fences(section, "yaml")[0])
+    told = shell(tmp_path, fences(section, "sh")[0])
+    assert "clean: every group is accounted for" in told
+    lines = (tmp_path / "runs/two/metrics.jsonl").read_text().splitlines()
+    for step in map(json.loads, lines):
+        assert (step["environment_plain/groups"], step["environment_tools/groups"]) == (6, 2)
+        assert step["environment_tools/turns_mean"] == 3
+    result = json.loads((tmp_path / "runs/two/summary.json").read_text())["evaluation"]["after"]
+    assert {"plain", "tools"} <= result.keys()
+
+
 def test_its_turns_are_paid_as_the_page_says(done: tuple[Path, str]) -> None:
     found = rows(done[0])
     assert {len(row["sampled_lengths"] or (0,)) for row in found} == {1, 2, 3}

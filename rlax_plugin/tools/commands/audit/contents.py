@@ -296,7 +296,9 @@ class Contents:
             "rewards": int(np.sum(~np.isnan(group.rewards))),
             "passed samples": int(np.sum(group.of_policy.rewards >= self._limits.pass_threshold)),
         }
-        weights = [value_at(weight, one.step) for weight in self._limits.reward_weights]
+        weights_of = self._limits.reward_weights
+        name = self._limits.environment_of(one.prompt)
+        weights = [value_at(weight, one.step) for weight in weights_of.get(name, ())]
         return _first_difference(said, found) or _wrong_total(group, weights)
 
     def _guidance(self, group: ScoredGroup) -> str | None:

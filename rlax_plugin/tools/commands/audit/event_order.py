@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 
+from rlax_plugin.run.controller.mixing import Mix
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.tools.commands.audit.record_limits import Limits
 from rlax_plugin.tools.commands.audit.report import Figures, Findings, Rule
@@ -56,6 +58,8 @@ class History:
         self._ends = array("q")  # by group id; 0: alive
         self.next_step = 1
         self._published: dict[int, tuple[str, int]] = {}  # version -> digest, restarts before it
+        self._mix = Mix(limits.shares, limits.groups_per_step) if limits.shares else None
+        self._trained_of = Counter[str]()  # environment -> groups
         self._generated_with: dict[int, int] = {}  # version -> the first group generated with it
         self.begin_segment(0)
 
@@ -235,13 +239,23 @@ class History:
         if wanted := self._wrong_batch(groups):
             message = f"step {step} trains groups {groups}: expected {wanted}"
             self._findings.violation(Rule.WRONG_BATCH, message, step=step)
+        planned, found = self._planned(), self._by_environment(groups)
+        if self._mix and len(groups) == sum(planned.values()) and found != planned:
+            message = f"step {step} trains {found} groups: expected {planned}, by their weights"
+            self._findings.violation(Rule.WRONG_BATCH, message, step=step)
+        youngest = {self._environment(group): group for group in groups if group in self.alive}
+        if self._mix is None:
+            youngest = {"": max(groups, default=-1)}
         for group in groups:
             one = self._ready(group, f"trained at step {step}", step)
             if one is not None:
                 self.batch[group] = one
                 self._end(group, step)
                 self._figures.trained += 1
-        self._look_for_overtaken(step, max(groups, default=-1))
+        self._trained_of.update(found)
+        for name, group in youngest.items():
+            passed_over = (self._limits.look_ahead - 1) * planned.get(name, 0)
+            self._look_for_overtaken(step, group, name, passed_over)
         self.trained.append(event)
         self.next_step = step + 1
         self._figures.steps += 1
@@ -269,10 +283,30 @@ class History:
             return what
         return None
 
-    def _look_for_overtaken(self, step: int, youngest: int) -> None:
+    def _environment(self, group: int) -> str:
+        return self._limits.environment_of(self.alive[group].prompt)
+
+    def _by_environment(self, groups: list[int]) -> dict[str, int]:
+        """Returns environment -> the number of these groups that belong to it."""
+        return dict(Counter(self._environment(group) for group in groups if group in self.alive))
+
+    def _planned(self) -> dict[str, int]:
+        """Returns environment -> the number of its groups in the next batch, by weight."""
+        if self._mix is None:
+            return {"": self._limits.groups_per_step}
+        planned = self._mix.of_batch(self._trained_of)
+        return {name: count for name, count in planned.items() if count}
+
+    def _look_for_overtaken(self, step: int, youngest: int, name: str, passed_over: int) -> None:
+        """Reports older groups of an environment, but for so many unfinished ones."""
         for group, one in self.alive.items():
             if group > youngest:
                 return
+            if self._environment(group) != name:
+                continue
+            if one.scored is None and passed_over:
+                passed_over -= 1
+                continue
             if not one.overtaken:
                 one.overtaken = True
                 message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlax_plugin.config import (
     Curation,
     Episodes,
     LoggedSamples,
+    OwnEnvironment,
     RewardChoice,
     Rollouts,
     Schedule,
@@ -26,6 +28,8 @@ from rlax_plugin.config import (
 )
 from rlax_plugin.config.validation import validate
 
+_BELOW = ("episodes", "rollouts")  # sections of which an environment replaces single keys
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -35,7 +39,10 @@ class Limits:
       tokens_per_batch: minimum tokens of a batch; 0: ``groups_per_step`` groups make a batch.
       rows, row_tokens, sequences_per_row, shared_prompts: the layout of a batch.
       group_sequences: maximum number of sequences of one group.
-      reward_weights: weights of ``rlax.rewards``; (): an environment gives rewards as well.
+      reward_weights: environment -> weights of its rewards; (): it gives rewards as well. The name
+        is "" if there is one environment.
+      shares: environment -> weight; empty if there is one.
+      look_ahead: number of batches over whose groups a batch may pass, if they are unfinished.
       logged: True if the run trains on logged samples, which have neither versions nor seeds of
         the run, and any number in a group up to ``group_size``.
       temperature: that of rollouts, if it is a schedule; None: groups record none.
@@ -53,10 +60,16 @@ class Limits:
     sequences_per_row: int
     shared_prompts: bool
     pass_threshold: float
-    reward_weights: tuple[Scheduled[float], ...]
+    reward_weights: Mapping[str, tuple[Scheduled[float], ...]]
+    shares: Mapping[str, float]
+    look_ahead: int
     temperature: Schedule | None
     guided: bool
     logged: bool = False
+
+    def environment_of(self, prompt: str) -> str:
+        """Returns the environment of a prompt's id; "" if there is one."""
+        return prompt.partition("/")[0] if self.shares else ""
 
 
 def read_limits(files: RunFiles) -> Limits:
@@ -77,7 +90,14 @@ def read_limits(files: RunFiles) -> Limits:
     if not isinstance(section, dict):
         raise ConfigError(location, None, "has no section rlax:")
 
-    def part[S: Section](model: type[S], name: str, *keys: str) -> S:
+    own = section.get("environments") or {}
+    if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
+        raise ConfigError(location, None, "has rlax.environments that are no mappings")
+    each = {name: _merged(section, one) for name, one in own.items()} or {"": section}
+
+    def part[S: Section](
+        model: type[S], name: str, *keys: str, section: Mapping[str, Any] = section
+    ) -> S:
         # Only what is needed: the plug-ins of the run may not be installed.
         given = section.get(name) or {}
         return validate(model, {key: given[key] for key in keys if key in given}, f"rlax.{name}")
@@ -86,30 +106,47 @@ def read_limits(files: RunFiles) -> Limits:
     lengths = "max_prompt_tokens", "max_new_tokens"
     rollouts = part(Rollouts, "rollouts", "on_new_weights", "temperature", size, per_step, *lengths)
     temperature = rollouts.temperature
-    environment = section.get("environment") or {}
-    several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
-    episodes = part(Episodes, "episodes", "max_turns", "max_tokens")
-    most = episodes.max_tokens if several else 0
-    batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens", "shared_prompts")
+    turns, tokens, weights = [], [], dict[str, tuple[Scheduled[float], ...]]()
+    for name, one in each.items():
+        environment = one.get("environment") or {}
+        several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
+        episodes = part(Episodes, "episodes", "max_turns", "max_tokens", section=one)
+        answer = part(Rollouts, "rollouts", "max_new_tokens", section=one).max_new_tokens
+        turns.append(episodes.max_turns if several else 1)
+        tokens.append((episodes.max_tokens if several else 0) or answer)
+        weights[name] = () if several else _weights(one.get("rewards") or [])
+    layout = "rows", "sequences_per_row", "tokens", "shared_prompts", "look_ahead"
+    batches = part(Batches, "batches", *layout)
     in_row = batches.sequences_per_row if batches.shared_prompts else 1
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
         on_new_weights=rollouts.on_new_weights,
         group_size=rollouts.group_size,
         # Each turn may begin a trajectory.
-        group_sequences=rollouts.group_size * (episodes.max_turns if several else 1),
+        group_sequences=rollouts.group_size * max(turns),
         groups_per_step=rollouts.groups_per_step,
         tokens_per_batch=batches.tokens,
         rows=batches.rows or rollouts.groups_per_step * math.ceil(rollouts.group_size / in_row),
-        row_tokens=rollouts.max_prompt_tokens + in_row * (most or rollouts.max_new_tokens),
+        row_tokens=rollouts.max_prompt_tokens + in_row * max(tokens),
         sequences_per_row=batches.sequences_per_row,
         shared_prompts=batches.shared_prompts,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
         guided=(section.get("objective") or {}).get("guidance") is not None,
         temperature=temperature if isinstance(temperature, Schedule) else None,
         logged=bool(part(LoggedSamples, "logged_samples", "path").path),
-        reward_weights=() if several else _weights(section.get("rewards") or []),
+        reward_weights=weights,
+        shares={
+            name: validate(OwnEnvironment, one, f"rlax.environments.{name}").weight
+            for name, one in own.items()
+        },
+        look_ahead=batches.look_ahead,
     )
+
+
+def _merged(section: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the section of a run with one of its environments alone."""
+    below = {name: (section.get(name) or {}) | (own.get(name) or {}) for name in _BELOW}
+    return {**section, **own, **below}
 
 
 def _weights(rewards: list[dict[str, Any]]) -> tuple[Scheduled[float], ...]:

@@ -173,7 +173,7 @@ async def open_session(
     parameters = ParameterServer(store, keep=1, lease_s=deadlines.lease_s, streams=streams)
     running.closing.part().push_async_callback(parameters.close)
     start = GenerationStart(
-        builder, prompts, builder.environment(), parameters=parameters, running=running, note=note
+        builder, prompts, builder.environments(), parameters=parameters, running=running, note=note
     )
     await start.start()
     return Session(running.supervision, parameters, start.made, start.devices)

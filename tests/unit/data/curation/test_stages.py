@@ -50,7 +50,7 @@ class Steps:
         self.table = table
         sampler = sampler or rlax_curation.Shuffled()
         rates = PassRateTable(len(table), 32)
-        self.state = RunState(section(*STAGES), table, sampler, rates)
+        self.state = RunState(section(*STAGES), table, {"": sampler}, rates)
         self._next = 0
 
     def go(self, step: int) -> Counter[str]:

@@ -30,7 +30,7 @@ def controller(stats: RunStats) -> Any:
     dispatcher = SimpleNamespace(slowest=lambda most: [], backlog=SimpleNamespace(samples=0))
     rewards = SimpleNamespace(busy=1, replaced=0, failing="x" * 999, slowest=lambda most: [])
     launcher = SimpleNamespace(failing={})
-    made = SimpleNamespace(dispatcher=dispatcher, rewards=rewards, scaler=None, launcher=launcher)
+    made = SimpleNamespace(dispatcher=dispatcher, pools=(rewards,), scaler=None, launcher=launcher)
     state = SimpleNamespace(next_step=8, totals=SimpleNamespace(reissued=0), open={})
     section = section_with(reward_processes=2, deadlines={"heartbeat_s": 1.0})
     return SimpleNamespace(

@@ -34,7 +34,7 @@ def test_advantages_of_a_large_batch(most: int, beside: bool, tmp_path, monkeypa
         async def distrust() -> None:
             harness.flow.distrust("bad")
 
-        harness.flow._advantage_slot = slot
+        harness.flow._advantage_slots = {"": slot}
         await harness.start()
         await settle()
         for group in list(harness.answers.open):
@@ -95,7 +95,8 @@ class Figure:
 
 def test_metrics_that_wait_for_a_device() -> None:
     rewards = SimpleNamespace(replaced=3)
-    generation = SimpleNamespace(rewards=rewards, scaler=None, fleet=SimpleNamespace(workers={}))
+    fleet = SimpleNamespace(workers={})
+    generation = SimpleNamespace(pools=(rewards,), scaler=None, fleet=fleet)
     figures = StepFigures(section_with(), generation, {})  # pyright: ignore[reportArgumentType]
     batch = make_batch(1, [make_group([0.0, 1.0])])
     sums = {"tokens": 0.0, "sequences": 0.0, "gap_count": 0.0, "gap_hist": np.zeros((14, 64))}

@@ -1,0 +1,211 @@
+"""Several environments in one run: shares by weight, order, staleness, look-ahead, concurrency."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flow_harness import Harness, MixedOnly, settle
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.types import Prompt
+from rlax_plugin.config.loading import resolved
+from rlax_plugin.data.curation.pass_rate_table import PartOfRates, PassRateTable
+from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
+from rlax_plugin.run.controller.mixing import Mix, StepsAhead
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(str(i), np.array([i], np.int32), str(i), "") for i in range(count)]
+
+
+def test_the_plan_has_each_share_at_every_moment() -> None:
+    mix = Mix({"math": 3, "tools": 1}, groups=4)
+    assert mix.places({}, 8) == {"math": [0, 1, 3, 4, 5, 7], "tools": [2, 6]}
+    assert mix.of_batch({"math": 3, "tools": 1}) == {"math": 3, "tools": 1}
+    # A batch that had less of one is made up for.
+    assert mix.of_batch({"math": 4, "tools": 0}) == {"math": 2, "tools": 2}
+
+
+def test_joined_prompts_are_found_by_ids_that_name_their_environment() -> None:
+    joined = JoinedPrompts({"a": prompts(2), "b": prompts(3)})
+    assert [one.id for one in joined] == ["a/0", "a/1", "b/0", "b/1", "b/2"]
+    assert id_at(joined, 3) == "b/1" and joined[-1].id == "b/2"
+    assert indices_of(joined, {"b/0", "a/1", "b/7", "c/0"}) == {"a/1": 1, "b/0": 2}
+    table = PassRateTable(5, 32.0)
+    table.observe(3, 4, 0, 1)
+    own = PartOfRates(table, 2, 3)
+    assert own.counts()[0].tolist() == [0, 4, 0] and own.measured([1]).tolist() == [True]
+
+
+def test_steps_ahead_shrink_where_groups_wait_and_grow_where_they_are_waited_for() -> None:
+    ahead = StepsAhead(("fast", "slow"), 4)
+    for _ in range(12):
+        ahead.batch_asked({"slow"}, {"fast"}, slots_short=False)
+    assert ahead.of == {"fast": 1, "slow": 4}
+    ahead.batch_asked({"fast"}, (), slots_short=False)
+    assert ahead.of == {"fast": 2, "slow": 4}
+    for _ in range(7):  # twice as patient as before
+        ahead.batch_asked((), {"fast"}, slots_short=False)
+    assert ahead.of["fast"] == 2
+    ahead.batch_asked((), {"fast"}, slots_short=False)
+    assert ahead.of["fast"] == 1
+    ahead = StepsAhead(("fast", "slow"), 4)
+    ahead.batch_asked({"slow"}, (), slots_short=True)
+    assert ahead.of == {"fast": 3, "slow": 4}
+
+
+MIX = {"fast": {"weight": 1}, "slow": {"weight": 1}}
+
+
+def names(harness: Harness) -> Counter[str]:
+    """Environments of the requests that wait for an answer."""
+    return Counter(harness.run_state.environment_of(group) for group in harness.answers.open)
+
+
+async def answer(harness: Harness, environment: str, most: int = 99, **how: object) -> None:
+    """Answers the oldest open groups of an environment."""
+    own = [g for g in harness.answers.open if harness.run_state.environment_of(g) == environment]
+    for group in sorted(own)[:most]:
+        await harness.answers.answer(group, harness.latest, **how)
+
+
+def trained_names(harness: Harness, batch) -> list[str]:
+    return [harness.run_state.name_of(group) for group in batch.groups]
+
+
+def test_a_slow_environment_keeps_its_share_and_nothing_becomes_too_stale(tmp_path: Path) -> None:
+    async def run() -> None:
+        harness = Harness(tmp_path, k=3, groups=4, environments=MIX)
+        await harness.begin()
+        assert names(harness) == {"fast": 6, "slow": 6}
+        for step in range(1, 9):
+            batch = asyncio.ensure_future(harness.flow.batch(step))
+            await answer(harness, "fast")
+            assert not batch.done()
+            await answer(harness, "slow", 2)  # of those of three steps only the next one's
+            found, _ = await asyncio.wait_for(batch, 60)
+            assert Counter(trained_names(harness, found)) == {"fast": 2, "slow": 2}
+            assert all(step - group.oldest_version <= 3 for group in found.groups)
+            await harness.published(step)
+        assert harness.run_state.totals.dropped == {}
+        ahead = harness.flow._buffer.steps_ahead.of
+        assert ahead["slow"] == 3 and ahead["fast"] < 3
+
+    asyncio.run(run())
+
+
+def test_rejected_groups_are_made_up_for_by_the_same_environment(tmp_path: Path) -> None:
+    async def run() -> None:
+        harness = Harness(tmp_path, groups=4, environments=MIX, filters=[MixedOnly()])
+        await harness.begin()
+        batch = asyncio.ensure_future(harness.flow.batch(1))
+        await answer(harness, "slow", rewards=(1.0, 1.0))
+        await answer(harness, "fast")
+        assert names(harness) == {"slow": 2} and not batch.done()
+        await answer(harness, "slow")
+        found, _ = await asyncio.wait_for(batch, 60)
+        assert Counter(trained_names(harness, found)) == {"fast": 2, "slow": 2}
+
+    asyncio.run(run())
+
+
+def test_advantages_are_those_of_the_environment(tmp_path: Path) -> None:
+    async def run() -> None:
+        harness = Harness(tmp_path, groups=2, environments=MIX)
+        asked = []
+
+        def slot(name):
+            return lambda outcomes: (
+                asked.append((name, len(outcomes.rewards_n))) or (outcomes.rewards_n * 2)
+            )
+
+        harness.flow._advantage_slots = {"fast": slot("fast"), "slow": slot("slow")}
+        await harness.begin()
+        await answer(harness, "fast")
+        await answer(harness, "slow")
+        found, _ = await asyncio.wait_for(harness.flow.batch(1), 60)
+        assert asked == [("fast", 2), ("slow", 2)]
+        assert [one.tolist() for one in found.advantages] == [[0.0, 2.0], [0.0, 2.0]]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("window", "taken"), [(1, None), (2, [2, 3])])
+def test_a_look_ahead_passes_over_unfinished_groups(window, taken, tmp_path: Path) -> None:
+    async def run() -> None:
+        harness = Harness(tmp_path, k=2, groups=2, batches={"look_ahead": window})
+        await harness.begin()
+        batch = asyncio.ensure_future(harness.flow.batch(1))
+        for group in (2, 3):
+            await harness.answers.answer(group, 0)
+        await settle()
+        assert batch.done() == (taken is not None)
+        if taken is None:
+            for group in (0, 1):
+                await harness.answers.answer(group, 0)
+        found, _ = await asyncio.wait_for(batch, 60)
+        assert [group.id for group in found.groups] == (taken or [0, 1])
+
+    asyncio.run(run())
+
+
+BASE = {
+    "rewards": [{"name": "even"}],
+    "environments": {name: {"prompt_source": {"name": "numbers"}} for name in ("math", "tools")},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "reason"),
+    [
+        ({"prompt_source": {"name": "x"}}, "rlax.prompt_source", "must be left out"),
+        ({"batches": {"tokens": 9}}, "rlax.batches.tokens", "not possible with rlax.environments"),
+        ({"batches": {"look_ahead": 2}}, "rlax.batches.look_ahead", "has no effect"),
+        ({"deterministic": True, "batches": {"look_ahead": 2}}, "rlax.batches.look_ahead", "be 1"),
+        ({"rewards": []}, "rlax.rewards", "at least one reward"),
+    ],
+)
+def test_what_cannot_be_together_is_named(more, key, reason) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        resolved({"rlax": BASE | more})
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("own", "key", "reason"),
+    [
+        ({"rollouts": {"max_new_tokens": 17}}, "rollouts.max_new_tokens", "at most rlax.rollouts"),
+        ({"rewards": []}, "rewards", "at least one reward"),
+        (
+            {"objective": {"grad_1": {"name": "x"}}},
+            "objective.grad_1",
+            "advantage, overlong, preset",
+        ),
+        ({"prompt_source": None}, "prompt_source", "must be a mapping"),
+    ],
+)
+def test_the_key_of_an_environment_is_named(own, key, reason) -> None:
+    several = BASE["environments"] | {"tools": BASE["environments"]["tools"] | own}
+    with pytest.raises(ConfigError, match=reason) as caught:
+        resolved({"rlax": BASE | {"environments": several}})
+    assert caught.value.key == f"rlax.environments.tools.{key}"
+
+
+def test_an_environment_has_its_own_keys_and_those_of_the_run() -> None:
+    tools = {
+        "prompt_source": {"name": "numbers"},
+        "environment": {"name": "calculator"},
+        "episodes": {"max_tokens": 40},
+        "deadlines": {"episode_s": 5},
+        "objective": {"advantage": {"name": "leave_one_out"}},
+    }
+    content = BASE | {"environments": BASE["environments"] | {"tools": tools}}
+    section = resolved({"rlax": content | {"episodes": {"max_turns": 3}}}).section
+    own, math = section.of_environment("tools"), section.of_environment("math")
+    assert (own.episodes.max_turns, own.episodes.max_tokens) == (3, 40)
+    assert (own.deadlines.episode_s, math.deadlines.episode_s) == (5, 120)
+    assert own.objective.advantage.name == "leave_one_out" and math.objective.advantage is None
+    assert section.several_turns and not math.several_turns
+    assert (section.episode_tokens, math.episode_tokens) == (40, 16)
