@@ -310,6 +310,22 @@ class RlaxSection(Section):
             return f"rlax.{key}"
         return f"rlax.environments.{name}.{key}"
 
+    def check_one_environment(self, what: str) -> None:
+        """Checks that there are not several environments, for a command about one.
+
+        Args:
+          what: the command, such as ``rlax prompts``.
+
+        Raises:
+          ConfigError: there are several.
+        """
+        if self.environments:
+            reason = (
+                f"{what} takes one environment: give it a config with the keys of one of these "
+                "directly below rlax"
+            )
+            raise ConfigError("rlax.environments", [*self.environments], reason)
+
     def environment_of(self, prompt_id: str) -> str:
         """Returns the name of a training prompt's environment; "" if there is one."""
         return prompt_id.partition("/")[0] if self.environments else ""

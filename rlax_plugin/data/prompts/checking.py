@@ -16,7 +16,7 @@ from rlax_plugin.base.tokens.stopping import cut, problem_of
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.kept import only_kept
-from rlax_plugin.data.prompts.table import PromptTable
+from rlax_plugin.data.prompts.table import JoinedPrompts, PromptTable
 from rlax_plugin.ports.protocols import PromptSource
 
 _LONGEST_ID = 256
@@ -121,6 +121,8 @@ def training_prompts(
 
 def longest_prompt(prompts: Sequence[Prompt]) -> int:
     """Number of tokens of the longest prompt."""
+    if isinstance(prompts, JoinedPrompts):
+        return max(map(longest_prompt, prompts.parts.values()))
     if isinstance(prompts, PromptTable):
         return int(prompts.lengths.max())
     return max(len(prompt.tokens) for prompt in prompts)

@@ -10,7 +10,7 @@ import numpy as np
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import file_at
 from rlax_plugin.base.types import Prompt
-from rlax_plugin.data.prompts.table import PromptTable, id_at
+from rlax_plugin.data.prompts.table import JoinedPrompts, PromptTable, id_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,6 +90,8 @@ def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
     """Returns the domains of some prompts; null if all prompts belong to one domain."""
     import pyarrow as pa
 
+    if isinstance(prompts, JoinedPrompts):  # the environment of each, and its domain there
+        return pa.array([prompts.domain_at(index) for index in indices.tolist()], pa.string())
     if not isinstance(prompts, PromptTable) or prompts.domains is None:
         return pa.nulls(len(indices), pa.string())
     numbers = prompts.domains.of_n[indices].astype(np.int32)

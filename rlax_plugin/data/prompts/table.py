@@ -380,6 +380,13 @@ class JoinedPrompts(Sequence[Prompt]):
         name, place = self._place(index)
         return f"{name}/{id_at(self.parts[name], place)}"
 
+    def domain_at(self, index: int) -> str:
+        """The environment of a prompt, and behind a slash its domain there, if it has one."""
+        name, place = self._place(index)
+        part = self.parts[name]
+        domains = part.domains if isinstance(part, PromptTable) else None
+        return name if domains is None else f"{name}/{domains.names[domains.of_n[place]]}"
+
     def indices_of(self, wanted: Set[str]) -> dict[str, int]:
         """See the function of this name."""
         found: dict[str, int] = {}

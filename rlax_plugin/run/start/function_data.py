@@ -8,6 +8,7 @@ from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.data.prompts.of_run import AskedSet, RunPrompts
 from rlax_plugin.data.prompts.row_columns import REFERENCES
+from rlax_plugin.data.prompts.table import JoinedPrompts
 from rlax_plugin.reward.functions.checking import check_columns
 
 
@@ -20,7 +21,11 @@ def check_data(section: RlaxSection, functions: Mapping[str, str], prompts: RunP
     Raises:
       ConfigError: a column is missing; lists those that there are.
     """
-    _check(section, functions, prompts.train, "rlax.rewards")
+    for name, one in section.by_environment.items():
+        train = (
+            prompts.train.parts[name] if isinstance(prompts.train, JoinedPrompts) else prompts.train
+        )
+        _check(section, one, functions, train, section.key_of(name, "rewards"))
     if len(prompts.train):
         filters, key = section.curation.filters, "rlax.curation.filters"
         startup_s = section.deadlines.startup_s
@@ -29,8 +34,8 @@ def check_data(section: RlaxSection, functions: Mapping[str, str], prompts: RunP
         )
     for one in prompts.asked:
         own = f"rlax.evaluation.sets.{one.name}.rewards"
-        key = own if _has_own(one) else "rlax.rewards"
-        _check(section, functions, one.prompts, key)
+        key = own if _has_own(one) else section.key_of(one.environment, "rewards")
+        _check(section, section.of_environment(one.environment), functions, one.prompts, key)
 
 
 def _has_own(one: AskedSet) -> bool:
@@ -38,11 +43,15 @@ def _has_own(one: AskedSet) -> bool:
 
 
 def _check(
-    section: RlaxSection, functions: Mapping[str, str], prompts: Sequence[Prompt], key: str
+    section: RlaxSection,
+    own: RlaxSection,
+    functions: Mapping[str, str],
+    prompts: Sequence[Prompt],
+    key: str,
 ) -> None:
     if len(prompts):
         choices, startup_s = section.function_lists[key], section.deadlines.startup_s
-        check_columns(choices, "reward", key, functions, prompts, _references(section), startup_s)
+        check_columns(choices, "reward", key, functions, prompts, _references(own), startup_s)
 
 
 def _references(section: RlaxSection) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ def contamination(
         written.
     """
     section = config.section
+    section.check_one_environment("rlax prompts --contamination")
     if out is not None:
         check_new_file("--out", out, Deadlines().rpc_s, ".parquet")
     if not section.evaluation.problems:

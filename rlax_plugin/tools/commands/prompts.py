@@ -52,6 +52,7 @@ def document(
       RlaxError: the prompts cannot be read, or there is no such split or prompt.
     """
     section = config.section
+    section.check_one_environment("rlax prompts")
     context = replace(BuildContext.outside_run(section, config), progress=progress)
     name = section.prompt_source.name
     source: PromptSource = registry_for(section).part(

@@ -184,6 +184,7 @@ def score_file(resolved: ResolvedConfig, file: str) -> ScoredFile:
       ConfigError: the config, or a line of the file, is wrong.
       RlaxError: a reward process does not start; the end of its output is printed.
     """
+    resolved.section.check_one_environment("rlax score")
     section = resolved.section.model_copy(
         update={"environment": EnvironmentChoice(name=SINGLE_TURN)}
     )

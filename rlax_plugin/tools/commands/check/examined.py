@@ -122,11 +122,14 @@ class Examined:
     @property
     def sampled_tokens(self) -> int:
         """Maximum number of tokens that the policy samples for one RL step."""
-        section, one = self.section, self.section.rollouts.max_new_tokens
-        if section.several_turns:
-            room = section.episode_tokens * section.episode_trajectories
-            one = min(section.episodes.max_turns * one, room)
-        return self.samples * one
+        most = 0
+        for section in self.section.by_environment.values():
+            one = section.rollouts.max_new_tokens
+            if section.several_turns:
+                room = section.episode_tokens * section.episode_trajectories
+                one = min(section.episodes.max_turns * one, room)
+            most = max(most, one)
+        return self.samples * most
 
     @property
     def groups(self) -> int | None:
@@ -168,12 +171,14 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     def part(kind: str, choice: Choice, key: str) -> Any:
         return registry.part(kind, choice, key, context)
 
-    environment = part("environment", section.environment, "rlax.environment")
-    check_environment(section, environment)
+    for name, environment in Builder(registry, context).environments().items():
+        check_environment(section.of_environment(name), environment)
     guided = section.objective.guidance is not None
     if guided or section.curation.screening.pilots:
-        keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
-        forms = [form_of(part("reward", choice, key)) for choice, key in keys]
-        check_rewards(section, needs_of(forms))
+        for name, one in section.by_environment.items():
+            own = section.key_of(name, "rewards")
+            keys = ((choice, f"{own}.{i}") for i, choice in enumerate(one.rewards))
+            forms = [form_of(part("reward", choice, key)) for choice, key in keys]
+            check_rewards(section, needs_of(forms))
     prompts = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
     return replace(config, checked=checked, prompts=prompts)

@@ -44,6 +44,12 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
             f"is {evaluation.every}, but an evaluation during training needs a second worker: with "
             "the one that the launcher starts, each is skipped, unless others join",
         )
+    if (window := section.batches.look_ahead) > 1:
+        yield (
+            "rlax.batches.look_ahead",
+            f"is {window}, so samples that are finished early train more often: compare "
+            "length/trained_mean with length/issued_mean",
+        )
     if section.objective.allow_uncorrected:
         yield (
             "rlax.objective.allow_uncorrected",
@@ -98,7 +104,7 @@ def _warnings_of_memory(config: Examined) -> Iterator[ConfigWarning]:
 def _warnings_of_rewards(config: Examined) -> Iterator[ConfigWarning]:
     curation = config.section.curation
     sets = config.section.evaluation.sets.values()
-    most = max(len(rewards) for rewards in (config.section.rewards, *(s.rewards for s in sets)))
+    most = max(config.section.most_rewards, *(len(s.rewards) for s in sets), 0)
     if most > 1 and "pass_threshold" not in curation.model_fields_set:
         yield (
             "rlax.curation.pass_threshold",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rlax_plugin.base.text.amounts import in_seconds
 from rlax_plugin.config import Evaluation
 from rlax_plugin.rollout.fleet.deadlines import Need, Rates, needs, sample_s
@@ -62,14 +64,16 @@ def _processes(config: Examined) -> Words:
     if network.advertised_host:
         where += f", reached at {network.advertised_host}"
     slots = f"{section.rollouts.engine.name}, {plural(section.rollouts.slots, 'slot')} each"
-    rewards = ", ".join(map(str, section.rewards))
+    rewards = "; ".join(
+        f"{one.reward_processes}{name and f' for {name}'}: {', '.join(map(str, one.rewards))}"
+        for name, one in section.by_environment.items()
+    )
     server = weights.parameter_server
     return {
         "trainer": f"1: {section.trainer.name}, with the controller on {where}, {port}",
         "rollout workers": f"{workers or 'as many as join'}: {slots}; launcher "
         f"{section.launcher.name}",
-        "reward processes": f"{section.reward_processes}: {rewards}; "
-        f"at most {section.deadlines.reward_s:g} s per call",
+        "reward processes": f"{rewards}; at most {section.deadlines.reward_s:g} s per call",
         "parameter server": ("in the trainer process" if server == "embedded" else f"at {server}")
         + (", which streams weights to the workers" if weights.transfer == "stream" else ""),
     }
@@ -88,12 +92,13 @@ def _one_step(config: Examined) -> Words:
         f"{rollouts.max_prompt_tokens:,} + {what} {section.episode_tokens:,}): at most "
         f"{config.sampled_tokens:,} tokens are trained on",
     }
-    if section.several_turns:
-        words["episodes"] = (
-            f"{section.environment.name}: at most {plural(section.episodes.max_turns, 'answer')}, "
-            f"{section.episode_tokens:,} tokens after the prompt of a trajectory and "
-            f"{section.episode_trajectories:,} trajectories"
-        )
+    for name, one in section.by_environment.items():
+        if one.several_turns:
+            words[f"episodes of {name}" if name else "episodes"] = (
+                f"{one.environment.name}: at most {plural(one.episodes.max_turns, 'answer')}, "
+                f"{one.episode_tokens:,} tokens after the prompt of a trajectory and "
+                f"{one.episode_trajectories:,} trajectories"
+            )
     if batches.sequences_per_row > 1:
         words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
     if batches.shared_prompts:
@@ -119,6 +124,13 @@ def _run(config: Examined) -> Words:
             epochs = groups / config.prompts.train
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
+    if several := section.environments:
+        whole = sum(one.weight for one in several.values())
+        shares = [
+            f"{name} {one.weight / whole:.1%}: {one.prompt_source.name}"
+            for name, one in several.items()
+        ]
+        words["prompts"] = f"{', '.join(shares)}; chosen by {section.curation.sampler.name}"
     if section.trains_on_log:
         words["prompts"] = f"logged samples of {section.logged_samples.path}, in their order"
     if stages := section.curation.stages:
@@ -127,23 +139,25 @@ def _run(config: Examined) -> Words:
     words["prompts"] += f"; {filters} must accept a group" if filters else "; no group is rejected"
     if config.prompts is not None and config.prompts.notes:
         words["prompts"] += f"; {'; '.join(config.prompts.notes)}"
-    words["evaluation"] = _evaluation(evaluation)
+    words["evaluation"] = _evaluation(evaluation, section.environments)
     if config.section.observers:
         words["observers"] = ", ".join(choice.name for choice in config.section.observers)
     return words
 
 
-def _evaluation(evaluation: Evaluation) -> str:
+def _evaluation(evaluation: Evaluation, several: Collection[str]) -> str:
     if not evaluation.problems:
         return "none"
     total = evaluation.problems * evaluation.samples
+    split = f"{evaluation.split} of each of {', '.join(several)}" if several else evaluation.split
+    total *= len(several) or 1
     measures = [f"pass@{k}" for k in evaluation.k]
     measures += [f"majority@{k}" for k in evaluation.majority_k]
     often = f"every {evaluation.every} steps, " if evaluation.every else ""
     more = f"; further sets: {', '.join(evaluation.sets)}" if evaluation.sets else ""
     return (
         f"{often}before and after training: {evaluation.problems:,} problems of "
-        f"{evaluation.split} x {evaluation.samples} samples = {total:,} completions, "
+        f"{split} x {evaluation.samples} samples = {total:,} completions, "
         f"{', '.join(measures)}{more}"
     )
 

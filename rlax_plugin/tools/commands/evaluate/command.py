@@ -276,7 +276,7 @@ class _Measures(_Job):
         if not evaluation.problems:
             key = "rlax.evaluation.problems"
             raise ConfigError(key, 0, "turns evaluation off in this run: give --problems")
-        all_sets = evaluation.all_sets()
+        all_sets = origin.config.section.environments or evaluation.all_sets()
         for name in asked.sets:
             if name not in all_sets:
                 raise ConfigError("--set", name, f"no such set; {alternatives(name, all_sets)}")
@@ -373,6 +373,7 @@ class _PassRates(_Job):
                 self._parts.close()
 
     def _read(self, section: RlaxSection, part: Part) -> RunPrompts:
+        section.check_one_environment("a table of pass rates")
         source: PromptSource = part("prompt_source", section.prompt_source, "rlax.prompt_source")
         try:
             self._prompts = training_prompts(section, source, self._split)

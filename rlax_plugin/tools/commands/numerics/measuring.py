@@ -301,7 +301,7 @@ class _Run:
             TrainBatch(step, tuple(groups), tuple(sign)),
             rows=section.batch_rows,
             length=section.row_tokens,
-            reward_parts=len(section.rewards),
+            reward_parts=section.most_rewards,
             temperatures=section.rollouts.only_temperature is None,
         )
 

@@ -92,7 +92,8 @@ _GAP_FROM = "logprob_gap/p95_from_"
 _MACHINE = "machine/"
 """Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
 # With intervals, or several in one chart.
-_TOGETHER = ("evaluation", _REWARD_PART, _ENDED, _MACHINE)
+_ENVIRONMENT = "environment_"  # the name of one of several follows, and a figure
+_TOGETHER = ("evaluation", _REWARD_PART, _ENDED, _MACHINE, _ENVIRONMENT)
 _MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
 _SHOWN_ELSEWHERE = {
     metric
@@ -168,6 +169,7 @@ def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Sect
             _if_any(_ERRORS, runs),
             _endings(runs),
             _if_any(_SAVED, runs),
+            *_environment_charts(runs),
         ),
         *others,
     ]
@@ -222,6 +224,25 @@ def _machine_charts(runs: Sequence[RunData]) -> list[Chart | None]:
         unit = row.unit if row else figure.replace("_", " ")
         caption = f"of {' and of '.join(processes for _, processes in pairs)}"
         lines = Lines(f"machine-{figure}", f"{_MACHINE}{figure}", unit, tuple(pairs), caption)
+        charts.append(chart(lines, runs))
+    return charts
+
+
+def _environment_charts(runs: Sequence[RunData]) -> list[Chart | None]:
+    """Returns a chart of each figure of several environments, with a line for each of them."""
+    names = sorted({name for run in runs for name in run.metrics if name.startswith(_ENVIRONMENT)})
+    figures: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        environment, _, figure = name.removeprefix(_ENVIRONMENT).partition("/")
+        figures.setdefault(figure, []).append((name, environment))
+    charts = []
+    for figure, pairs in figures.items():
+        row = metric_names.find(pairs[0][0])
+        unit = row.unit if row else figure.replace("_", " ")
+        title = f"By environment: {figure.replace('_', ' ')}"
+        lines = Lines(
+            f"environment-{figure}", title, unit, tuple(pairs), row.meaning if row else ""
+        )
         charts.append(chart(lines, runs))
     return charts
 

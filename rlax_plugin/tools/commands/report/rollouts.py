@@ -18,6 +18,7 @@ from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection, plain_name
+from rlax_plugin.config.environments import completed
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
@@ -190,7 +191,7 @@ def _prompt_source(run: RunData) -> PromptSource | None:
     if not run.config.get("rlax"):
         return None
     try:
-        section = validate(RlaxSection, run.config["rlax"], "rlax")
+        section = validate(RlaxSection, completed(run.config["rlax"]), "rlax")
         maxtext = {name: value for name, value in run.config.items() if name != "rlax"}
         config = ResolvedConfig(section, maxtext, run.config)
         context = BuildContext.outside_run(section, config)

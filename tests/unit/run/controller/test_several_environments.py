@@ -3,16 +3,22 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flow_harness import Harness, MixedOnly, settle
+from part_stubs import SourceStub
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import Prompt
+from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolved
 from rlax_plugin.data.curation.pass_rate_table import PartOfRates, PassRateTable
+from rlax_plugin.data.prompts.ids import domains_of
+from rlax_plugin.data.prompts.of_run import RunPrompts
 from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
+from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.run.controller.mixing import Mix, StepsAhead
 
 
@@ -32,6 +38,7 @@ def test_joined_prompts_are_found_by_ids_that_name_their_environment() -> None:
     joined = JoinedPrompts({"a": prompts(2), "b": prompts(3)})
     assert [one.id for one in joined] == ["a/0", "a/1", "b/0", "b/1", "b/2"]
     assert id_at(joined, 3) == "b/1" and joined[-1].id == "b/2"
+    assert domains_of(joined, np.array([0, 4])).to_pylist() == ["a", "b"]
     assert indices_of(joined, {"b/0", "a/1", "b/7", "c/0"}) == {"a/1": 1, "b/0": 2}
     table = PassRateTable(5, 32.0)
     table.observe(3, 4, 0, 1)
@@ -191,6 +198,72 @@ def test_the_key_of_an_environment_is_named(own, key, reason) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         resolved({"rlax": BASE | {"environments": several}})
     assert caught.value.key == f"rlax.environments.tools.{key}"
+
+
+class Ends(SourceStub):
+    """A prompt source with these stop tokens and the tokenizer of a directory."""
+
+    def __init__(self, stop_ids: tuple[int, ...], directory: str):
+        self._stop_ids, self.tokenizer = stop_ids, SimpleNamespace(directory=directory)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    def prompts(self, split):
+        return prompts(3)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (Ends((2,), "a"), r"stop ids \[2\], but must have those of the first environment, \[1\]"),
+        (Ends((1,), "b"), "the tokenizer b, but must have that of the first environment, a"),
+        (Ends((1,), "a"), ""),
+    ],
+)
+def test_prompt_sources_must_agree_before_a_device_is_touched(other, reason) -> None:
+    section = resolved({"rlax": {**BASE, "evaluation": {"problems": 2}}}).section
+    sources = {"rlax.environments.math.prompt_source": Ends((1,), "a")}
+    sources["rlax.environments.tools.prompt_source"] = other
+
+    def read() -> RunPrompts:
+        return RunPrompts.read(section, lambda kind, choice, key: sources[key])
+
+    if reason:
+        with pytest.raises(ConfigError, match=reason) as caught:
+            read()
+        assert caught.value.key == "rlax.environments.tools.prompt_source"
+    else:
+        found = read()
+        ids = [f"{name}/{i}" for name in ("math", "tools") for i in range(3)]
+        assert [one.id for one in found.train] == ids
+        assert [(one.name, one.environment, len(one.prompts)) for one in found.asked] == [
+            ("math", "math", 2),
+            ("tools", "tools", 2),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "reason"),
+    [
+        ({"preset": "gspo"}, {}, "has grad_1 .* may differ in advantage and overlong only"),
+        ({"advantage": {"name": "x"}}, {}, "no plug-in offers this advantage"),
+        (
+            {"preset": "grpo"},
+            {"kl": {"coefficient": 0.1, "placement": "reward"}},
+            "be left out with",
+        ),
+    ],
+)
+def test_an_objective_that_differs_in_more_than_advantages_is_refused(own, more, reason) -> None:
+    several = {**BASE["environments"], "tools": {**BASE["environments"]["tools"], "objective": own}}
+    content = {**BASE, "environments": several, "objective": {"preset": "grpo", **more}}
+    section = resolved({"rlax": {**content, "plugins": ["rlax_plugin.testing"]}}).section
+    registry, context = registry_for(section), BuildContext.outside_run(section)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        registry.slots_of_environments(context, registry.slots(context))
+    assert caught.value.key.startswith("rlax.environments.tools.objective")
 
 
 def test_an_environment_has_its_own_keys_and_those_of_the_run() -> None:
