@@ -81,7 +81,7 @@ from rlax_plugin.data.prompts.text_source import TextRow, TextSource, model_toke
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.compiling import CompiledProgram, CompileTarget
-from rlax_plugin.ports.curation import Filter, PassRates, Sampler
+from rlax_plugin.ports.curation import Filter, PassRates, Sampler, Selection
 from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.loaded import Loaded

@@ -1,4 +1,4 @@
-"""Built-in samplers, which choose prompts, and filters, which reject groups."""
+"""Built-in samplers, which choose prompts, filters of groups, and selections of samples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rlax_curation.filters import (
 )
 from rlax_curation.greso import Greso, GresoConfig
 from rlax_curation.learnability import Learnability, LearnabilityConfig
+from rlax_curation.shuffle_r1 import ShuffleR1, ShuffleR1Config
+from rlax_curation.shuffle_r1 import check as _check_shuffle
 from rlax_curation.shuffled import Shuffled, ShuffledConfig
 from rlax_plugin.api import BuildContext, ConfigError, Extension, hookimpl
 
@@ -27,6 +29,8 @@ __all__ = [
     "LearnabilityConfig",
     "MixedOutcome",
     "MixedOutcomeConfig",
+    "ShuffleR1",
+    "ShuffleR1Config",
     "Shuffled",
     "ShuffledConfig",
     "Truncated",
@@ -51,6 +55,14 @@ def rlax_register_filter() -> dict[str, Extension]:
         "difficulty_band": Extension(BandConfig, _difficulty_band, check_start=_check_band),
         "truncated": Extension(TruncatedConfig, lambda config, context: Truncated(config)),
     }
+
+
+@hookimpl
+def rlax_register_selection() -> dict[str, Extension]:
+    def build(config: ShuffleR1Config, context: BuildContext) -> ShuffleR1:
+        return ShuffleR1(config)
+
+    return {"shuffle_r1": Extension(ShuffleR1Config, build, check_start=_check_shuffle)}
 
 
 def _difficulty_band(config: BandConfig, context: BuildContext) -> DifficultyBand:

@@ -21,6 +21,7 @@ from rlax_plugin.config.base import (
     RewardChoice,
     Seconds,
     Section,
+    SelectionChoice,
     default_parts,
     leaf_fields,
     plain_name,

@@ -270,6 +270,18 @@ class RewardChoice(FunctionChoice):
         return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"
 
 
+class SelectionChoice(Choice):
+    """A selection of samples; ``samples`` is not an option of the part.
+
+    Attributes:
+      samples: rows of a batch for each of its groups; 0: ``group_size``.
+    """
+
+    samples: NonNegativeInt = Field(
+        default=0, description="rows of a batch for each of its groups; 0: group_size"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DefaultPart:
     """Annotates a choice with the part whose options may be given without a name.

@@ -16,6 +16,7 @@ from rlax_plugin.config.base import (
     PositiveInt,
     Seconds,
     Section,
+    SelectionChoice,
     Temperature,
 )
 from rlax_plugin.config.schedules import Schedule, Scheduled, last_of, lowest, value_at
@@ -290,6 +291,12 @@ class Curation(Section):
         description="filters that accept or reject each scored group, in this order; a group is "
         "used for training only if all of them accept it. function: FILE.py:NAME, in place of "
         "name, is a function",
+    )
+    selection: SelectionChoice | None = Field(
+        default=None,
+        description="selection that decides which samples of a batch train, and how often, once "
+        "the batch has its advantages. Beside its options, it has samples: a batch has this many "
+        "rows for each of its groups (0: group_size, the default). null: every sample trains once",
     )
     only: PathText | None = Field(
         default=None,

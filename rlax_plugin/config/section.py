@@ -338,8 +338,14 @@ class RlaxSection(Section):
     @property
     def _rows_of_group(self) -> int:
         """Number of rows that hold any one group of one-turn episodes."""
-        size, batches = self.rollouts.group_size, self.batches
+        size, batches = self.samples_selected, self.batches
         return math.ceil(size / batches.sequences_per_row) if batches.shared_prompts else size
+
+    @property
+    def samples_selected(self) -> int:
+        """Number of rows of a batch for each of its groups; repeated samples count again."""
+        selection = self.curation.selection
+        return (selection.samples if selection else 0) or self.rollouts.group_size
 
     @property
     def several_turns(self) -> bool:
@@ -363,7 +369,7 @@ class RlaxSection(Section):
             return 1
         if self.environments:
             return max(one.episode_trajectories for one in self.by_environment.values())
-        return self.episodes.max_trajectories or self.batch_rows // self.rollouts.group_size
+        return self.episodes.max_trajectories or self.batch_rows // self.samples_selected
 
     @property
     def sampled_tokens(self) -> int:
@@ -422,6 +428,7 @@ class RlaxSection(Section):
         self._prompts_can_be_shared()
         self._batches_hold()
         self._can_screen()
+        self._can_select()
         self._can_be_deterministic()
 
     def _can_look_ahead(self) -> None:
@@ -452,6 +459,7 @@ class RlaxSection(Section):
             "objective.guidance": (self.objective.guidance, None),
             "evaluation.sets": ([*self.evaluation.sets], []),
             "curation.stages": (len(curation.stages), 0),
+            "curation.selection": (curation.selection, None),
             "curation.only": (curation.only or "", ""),
             "curation.prior.path": (curation.prior.path, ""),
         }
@@ -519,12 +527,12 @@ class RlaxSection(Section):
         self._check_rows(rows)
 
     def _check_rows(self, rows: int) -> None:
-        group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
+        group, groups = self.samples_selected, self.rollouts.groups_per_step
         if rows < (least := self._rows_of_group):  # samples may be as long as possible
             right = (
                 f"{least}, group_size = {group} divided by sequences_per_row and rounded up"
                 if self.batches.shared_prompts
-                else f"group_size = {group}"
+                else f"{self._size_key} = {group}"
             )
             raise ConfigError("rlax.batches.rows", rows, f"must be at least {right}")
         if self.several_turns and rows < group * self.episode_trajectories:
@@ -540,7 +548,7 @@ class RlaxSection(Section):
             raise ConfigError(
                 "rlax.batches.rows",
                 rows,
-                f"times sequences_per_row must be at least groups_per_step * group_size = "
+                f"times sequences_per_row must be at least groups_per_step * {self._size_key} = "
                 f"{groups * group} samples",
             )
         most = min(samples * self.episode_tokens, rows * self.row_tokens)
@@ -551,6 +559,35 @@ class RlaxSection(Section):
                 f"must not exceed {most}, the capacity of {rows} rows: raise rlax.batches.rows or "
                 "sequences_per_row",
             )
+
+    @property
+    def _size_key(self) -> str:
+        """The key that says how many samples of a group a batch holds, for messages."""
+        selection = self.curation.selection
+        return (
+            "rlax.curation.selection.samples" if selection and selection.samples else "group_size"
+        )
+
+    def _can_select(self) -> None:
+        if (selection := self.curation.selection) is None:
+            return
+        key = "rlax.curation.selection"
+        if selection.samples > (size := self.rollouts.group_size):
+            reason = f"must not exceed rlax.rollouts.group_size = {size}"
+            raise ConfigError(f"{key}.samples", selection.samples, reason)
+        if self.several_turns and (most := self.episodes.max_trajectories) != 1:
+            reason = "must be 1 with rlax.curation.selection: each sample that trains has one row"
+            raise ConfigError("rlax.episodes.max_trajectories", most, reason)
+        batches = {
+            "sequences_per_row above 1": self.batches.sequences_per_row > 1,
+            "tokens": self.batches.tokens > 0,
+        }
+        for name, there in batches.items():
+            if there:
+                reason = (
+                    f"must be null with rlax.batches.{name}: it fills a row for each sample of "
+                )
+                raise ConfigError(key, selection.name, f"{reason}a fixed number of groups")
 
     def _can_screen(self) -> None:
         key, pilots = "rlax.curation.screening.pilots", self.curation.screening.pilots
@@ -577,6 +614,7 @@ class RlaxSection(Section):
             "curation.oversample": (curation.oversample, 1.0),
             "curation.screening.pilots": (curation.screening.pilots, 0),
             "curation.stages": (len(curation.stages), 0),
+            "curation.selection": (curation.selection, None),
             "curation.only": (curation.only or "", ""),
             "curation.prior.path": (curation.prior.path, ""),
         }

@@ -12,7 +12,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rlax_plugin.base.errors import ConfigError, UnknownKeyError
-from rlax_plugin.config import Choice, EnvironmentChoice, FunctionChoice, RewardChoice
+from rlax_plugin.config import (
+    Choice,
+    EnvironmentChoice,
+    FunctionChoice,
+    RewardChoice,
+    SelectionChoice,
+)
 from rlax_plugin.config.schedules import NUMBER, SCHEDULE, Schedule
 
 _MUST = {
@@ -25,7 +31,10 @@ _MUST = {
     "finite_number": "must be a finite number",
 }
 _TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
-_CHOICES = {one.__name__ for one in (Choice, EnvironmentChoice, FunctionChoice, RewardChoice)}
+_CHOICES = {
+    one.__name__
+    for one in (Choice, EnvironmentChoice, FunctionChoice, RewardChoice, SelectionChoice)
+}
 _NO_KEYS = {"[key]", NUMBER, SCHEDULE}  # pydantic adds them to the place of a value
 _TOLD = 5  # problems; one mistake may be the cause of many
 

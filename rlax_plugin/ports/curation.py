@@ -1,11 +1,11 @@
-"""Interfaces of curation: samplers choose prompts by their pass rates, filters judge groups."""
+"""Interfaces of curation: samplers choose prompts, filters judge groups, selections samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlax_plugin.base.types import Prompt, ScoredGroup
+from rlax_plugin.base.types import Prompt, ScoredGroup, TrainBatch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,4 +85,23 @@ class Filter(Protocol):
 
     def reject(self, group: ScoredGroup) -> str | None:
         """None to accept the group; otherwise the reason, a short phrase that is counted."""
+        ...
+
+
+class Selection(Protocol):
+    """Decides which samples of a batch train, and how often (curation.select)."""
+
+    def repeats(
+        self, batch: TrainBatch, count: int, rng: np.random.Generator
+    ) -> Sequence[np.ndarray]:
+        """Returns for each group of the batch int [episodes], how often each episode trains.
+
+        0: not at all. A batch that is made again, after a restart, gets the same ``rng``; all
+        randomness must come from it.
+
+        Args:
+          batch: the groups, and their advantages over all of their samples.
+          count: the rows of the batch: the largest sum of all numbers, which must be at least 1.
+            An episode without a reward must have 0.
+        """
         ...

@@ -139,6 +139,13 @@ ALL = (
         contract="curation",
     ),
     Kind(
+        name="selection",
+        part="Selection",
+        process=_CONTROLLER,
+        places=("curation.selection",),
+        contract="curation",
+    ),
+    Kind(
         name="objective",
         part="Preset",
         process="the trainer, and wherever an objective is explained",

@@ -234,8 +234,25 @@ class TrainBatch:
       advantages: for each group float64 [episodes], or [episodes, sampled tokens of the longest]
         if they differ within an episode, in the order of ``Episode.sampled``; computed over the
         whole batch.
+      repeats: for each group int [episodes], the number of times that each episode trains, perhaps
+        0; see ``rlax.curation.selection``. (): every episode trains once.
     """
 
     step: int
     groups: tuple[ScoredGroup, ...]
     advantages: tuple[np.ndarray, ...]
+    repeats: tuple[np.ndarray, ...] = ()
+
+    @property
+    def selected(self) -> TrainBatch:
+        """The batch that is laid out: each group has an episode as often as it trains."""
+        if not self.repeats:
+            return self
+        groups, advantages = [], []
+        for group, own, repeats in zip(self.groups, self.advantages, self.repeats, strict=True):
+            places = np.repeat(np.arange(len(repeats)), repeats).tolist()
+            episodes = tuple(group.episodes[place] for place in places)
+            scores = tuple(group.scores[place] for place in places)
+            groups.append(replace(group, episodes=episodes, scores=scores))
+            advantages.append(own[places])
+        return TrainBatch(self.step, tuple(groups), tuple(advantages))

@@ -54,10 +54,13 @@ class BatchRule:
     @classmethod
     def of(cls, section: RlaxSection) -> BatchRule:
         """Returns the rule of a config."""
+        groups = section.rollouts.groups_per_step
+        # Which samples have a row is decided when the groups of the batch are known.
+        selects = section.curation.selection is not None
         return cls(
-            groups=section.rollouts.groups_per_step,
+            groups=groups,
             tokens=section.batches.tokens,
-            rows=section.batch_rows,
+            rows=groups * section.rollouts.group_size if selects else section.batch_rows,
             length=section.row_tokens,
             sequences_per_row=section.batches.sequences_per_row,
             shared_prompts=section.batches.shared_prompts,

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlax_plugin.base.errors import ConfigError, PluginError
-from rlax_plugin.base.types import Prompt, ScoredGroup
+from rlax_plugin.base.types import Prompt, ScoredGroup, TrainBatch
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import FUNCTION, Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.ports.curation import Filter, PassRates, Sampler
+from rlax_plugin.ports.curation import Filter, PassRates, Sampler, Selection
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.manager import told
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.reward.functions.calling import ReturnedError
 from rlax_plugin.reward.functions.signatures import own_line
+from rlax_plugin.training.objective.batches import repeats_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +191,26 @@ class ChosenSampler:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.chosen.call(self.chosen.part.restore, state)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSelection:
+    """A selection whose failures are ``PluginError``.
+
+    Attributes:
+      rows: rows of a batch for each of its groups.
+      seed: that of the run.
+    """
+
+    chosen: Chosen[Selection]
+    rows: int
+    seed: int
+
+    def selected(self, batch: TrainBatch) -> TrainBatch:
+        """Returns the batch with the repeats of its episodes."""
+        rng = np.random.default_rng([self.seed, 2, batch.step])
+        count = self.rows * len(batch.groups)
+        repeats = self.chosen.call(self.chosen.part.repeats, batch, count, rng)
+        if problem := repeats_problem(batch.groups, repeats, count):
+            raise self.chosen.error(f"returned from repeats {problem}")
+        return replace(batch, repeats=tuple(one.astype(np.int32) for one in repeats))

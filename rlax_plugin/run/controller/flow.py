@@ -27,6 +27,7 @@ from rlax_plugin.base.types import (
 )
 from rlax_plugin.rollout.fleet.scaling import Decision
 from rlax_plugin.run.controller.buffer import Buffer
+from rlax_plugin.run.controller.chosen import ChosenSelection
 from rlax_plugin.run.controller.issuing import Issuing
 from rlax_plugin.run.controller.observers import Observers
 from rlax_plugin.run.controller.trips import Trips
@@ -54,6 +55,7 @@ class Flow:
 
     Args:
       advantage_slots: environment -> slot that is called with its groups of each new batch.
+      selection: called with the batch once it has advantages; None: every sample trains once.
       observers: receive again the recorded events that came after their restored state.
       supervision: runs the groups; a failure of one fails the run.
 
@@ -73,10 +75,12 @@ class Flow:
         advantage_slots: Mapping[str, AdvantageSlot],
         observers: Observers,
         supervision: Supervision,
+        selection: ChosenSelection | None = None,
     ):
         self._history, self._issuing = history, issuing
         self._trips, self._turns, self._buffer = trips, turns, buffer
-        self._advantage_slots, self._observers = advantage_slots, observers
+        self._advantage_slots, self._selection = advantage_slots, selection
+        self._observers = observers
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
         self._left_open: list[int] = []  # in flight when an earlier process ended, oldest first
@@ -251,10 +255,10 @@ class Flow:
         return await self._complete(step)
 
     async def _complete(self, step: int) -> TrainBatch | None:
-        """Returns the batch of ``step`` with its advantages; None while groups of it are missing.
+        """Returns the batch of ``step`` with its advantages and, with a selection, its repeats.
 
-        The advantages of a large batch are computed on another thread. If some of its groups are
-        dropped meanwhile, the batch is chosen again.
+        None while groups of it are missing. Those of a large batch are computed on another thread.
+        If some of its groups are dropped meanwhile, the batch is chosen again.
         """
         while True:
             self._changed.clear()
@@ -262,13 +266,16 @@ class Flow:
                 self.wake()
             if (chosen := await self._buffer.batch()) is None:
                 return None
-            asked = chosen, step
             if sum(len(group.episodes) for group in chosen) > _MOST_AT_ONCE:
-                found = await asyncio.to_thread(self._advantages, *asked)
+                made = await asyncio.to_thread(self._made, step, chosen)
             else:
-                found = self._advantages(*asked)
+                made = self._made(step, chosen)
             if all(group.id in self._buffer.groups for group in chosen):
-                return TrainBatch(step, chosen, found)
+                return made
+
+    def _made(self, step: int, groups: tuple[ScoredGroup, ...]) -> TrainBatch:
+        batch = TrainBatch(step, groups, self._advantages(groups, step))
+        return batch if self._selection is None else self._selection.selected(batch)
 
     def _advantages(self, groups: Sequence[ScoredGroup], step: int) -> tuple[np.ndarray, ...]:
         found: dict[int, np.ndarray] = {}

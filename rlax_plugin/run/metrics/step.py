@@ -139,7 +139,8 @@ def step_metrics(
     groups = done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
     lengths = [episode.tokens for g in scored for episode in g.episodes]
-    trained = [episode.tokens for g in groups for episode in g.episodes]
+    laid_out = done.batch.selected.groups
+    trained = [episode.tokens for g in laid_out for episode in g.episodes]
     staleness = [staleness_of(done.step, g.oldest_version) for g in groups]
     rejected = [
         one
@@ -147,7 +148,7 @@ def step_metrics(
         if isinstance(one, Rejected) and one.reason != Ending.NOT_NEEDED
     ]
     screened = [g for g in rejected if len(g.group.episodes) < section.rollouts.group_size]
-    positions = positions_taken(section, groups)
+    positions = positions_taken(section, laid_out)
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
         "reward/processes_replaced": float(replaced),
@@ -182,6 +183,10 @@ def step_metrics(
         "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
+    if done.batch.repeats:
+        repeats = np.concatenate(done.batch.repeats)
+        metrics["curation/samples_left_out"] = float(np.sum(repeats == 0))
+        metrics["curation/samples_repeated"] = float(np.sum(repeats > 1))
     if section.objective.guidance is not None:
         shown = [e.tokens for g in groups for e in g.episodes if e.demonstration]
         metrics["curation/groups_guided"] = float(len(shown))

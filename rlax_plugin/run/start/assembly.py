@@ -25,7 +25,7 @@ from rlax_plugin.rpc.security.operator_certificate import authority_of
 from rlax_plugin.rpc.security.run_secrets import run_secrets
 from rlax_plugin.run.controller.batch_rule import BatchRule
 from rlax_plugin.run.controller.buffer import Buffer
-from rlax_plugin.run.controller.chosen import Chosen, ChosenFilter, ChosenSampler
+from rlax_plugin.run.controller.chosen import Chosen, ChosenFilter, ChosenSampler, ChosenSelection
 from rlax_plugin.run.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.run.controller.flow import Flow
 from rlax_plugin.run.controller.issuing import Issuing
@@ -126,6 +126,10 @@ class _Assembly:
             samplers = {
                 name: ChosenSampler(Chosen.build(builder, "sampler", choice, key)) for name in each
             }
+        selection = None
+        if (choice := s.curation.selection) is not None:
+            chosen = Chosen.build(builder, "selection", choice, "rlax.curation.selection")
+            selection = ChosenSelection(chosen, s.samples_selected, s.seed)
         slots: ObjectiveSlots = builder.registry.slots(builder.context)
         own_slots = builder.registry.slots_of_environments(builder.context, slots)
         advantage_slots = {name: own_slots.get(name, slots).recorded_advantages for name in each}
@@ -184,6 +188,7 @@ class _Assembly:
             advantage_slots=advantage_slots,
             observers=self._observers,
             supervision=self._supervision,
+            selection=selection,
         )
         start.resized = flow.resized
         reader = ParameterServerClient(

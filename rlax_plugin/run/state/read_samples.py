@@ -45,10 +45,12 @@ class RecordedGroup:
 
     Attributes:
       advantages: see ``TrainBatch``; None for a group that has not trained.
+      repeats: see ``TrainBatch``; None for a group that has not trained, or without a selection.
     """
 
     judged: Judged
     advantages: np.ndarray | None
+    repeats: np.ndarray | None = None
 
     @property
     def group(self) -> ScoredGroup:
@@ -59,7 +61,8 @@ def as_batch(step: int, recorded: Sequence[RecordedGroup]) -> TrainBatch:
     """Returns the batch of a step, made of the groups that trained."""
     trained = [(one.group, one.advantages) for one in recorded if one.advantages is not None]
     groups, advantages = zip(*trained, strict=True) if trained else ((), ())
-    return TrainBatch(step, groups, advantages)
+    repeats = tuple(one.repeats for one in recorded if one.repeats is not None)
+    return TrainBatch(step, groups, advantages, repeats)
 
 
 def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -153,12 +156,15 @@ class _Rows:
             pass_rate_before=one["pass_rate_before"][first],
             temperature=one["temperature"][first],
         )
-        advantages = None
+        advantages = repeats = None
         if one["state"][first] == "trained":
             advantages = self._advantages(of_episodes)
+            if one["repeats"][first] is not None:
+                of_each = [one["repeats"][own[0]] for own in of_episodes]
+                repeats = np.array(of_each, np.int32)
         reason = one["rejected"][first]
         judged = group if one["state"][first] != "rejected" else Rejected(group, str(reason))
-        return RecordedGroup(judged, advantages)
+        return RecordedGroup(judged, advantages, repeats)
 
     def _advantages(self, of_episodes: list[list[int]]) -> np.ndarray:
         by_token = self._columns["token_advantages"]

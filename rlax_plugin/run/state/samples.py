@@ -64,6 +64,7 @@ SCHEMA = pa.schema(
         ("reward_error", pa.string()),
         ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
         ("token_advantages", pa.list_(pa.float64())),
+        ("repeats", pa.int32()),  # rows of it in its batch; null outside, or without a selection
         ("pass_rate_before", pa.float64()),  # null where the prompt was new
         ("temperature", pa.float64()),  # null where rlax.rollouts.temperature is a number
         ("rejected", pa.string()),  # why; null where the group was accepted
@@ -74,7 +75,8 @@ OPTIONAL = frozenset(
         *("prompt_tokens", "metadata", "texts", "ended", "demonstration", "turn_order"),
         *("given_lengths", "sampled_lengths", "worker_counts"),
         *("reward_metrics", "token_rewards", "reward_error"),
-        *("advantage", "token_advantages", "pass_rate_before", "temperature", "rejected"),
+        *("advantage", "token_advantages", "repeats"),
+        *("pass_rate_before", "temperature", "rejected"),
     )
 )
 SIDE = "side:"  # before a side channel's name, in the name of its column
@@ -98,13 +100,16 @@ def to_table(judged: Sequence[Judged]) -> pa.Table:
 
 
 def of_batch(batch: TrainBatch) -> pa.Table:
-    """Returns ``to_table`` of the groups of a batch, with their advantages."""
-    advantages = list(chain(*batch.advantages))
-    return _table(batch.groups, ["trained"] * len(batch.groups), advantages)
+    """Returns ``to_table`` of the groups of a batch, with their advantages and repeats."""
+    advantages, repeats = list(chain(*batch.advantages)), list(chain(*batch.repeats))
+    return _table(batch.groups, ["trained"] * len(batch.groups), advantages, repeats)
 
 
 def _table(
-    judged: Sequence[Judged], states: Sequence[str], advantages: Sequence[np.ndarray] | None = None
+    judged: Sequence[Judged],
+    states: Sequence[str],
+    advantages: Sequence[np.ndarray] | None = None,
+    repeats: Sequence[int] = (),
 ) -> pa.Table:
     groups = [group_of(one) for one in judged]
     episodes = [e for g in groups for e in g.episodes]
@@ -156,6 +161,7 @@ def _table(
             "advantage": [float(a) if a.ndim == 0 else None for a in advantages]
             if advantages
             else [None] * len(episodes),
+            "repeats": repeats or [None] * len(episodes),
         }.items()
     }
     columns["trajectory"] = [n for e in episodes for n in range(len(_rows(e)))]

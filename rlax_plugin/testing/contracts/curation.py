@@ -1,4 +1,4 @@
-"""Contracts of curation: samplers choose prompts, filters judge groups."""
+"""Contracts of curation: samplers choose prompts, filters judge groups, selections samples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlax_plugin.ports.curation import Filter, Sampler
+from rlax_plugin.ports.curation import Filter, Sampler, Selection
 from rlax_plugin.testing.builders import (
+    make_batch,
     make_episode,
     make_group,
     make_prompt,
@@ -20,6 +21,7 @@ from rlax_plugin.testing.builders import (
 )
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.training.objective.batches import repeats_problem
 
 _COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
 _MOST_CHARACTERS = 60
@@ -128,3 +130,43 @@ def check_filter(trial: Trial, part: Inspection) -> None:
         for name, first in reversed(answers.items()):
             second = filter.reject(groups[name])
             require(first == second, f"{name}: {first!r}, then {second!r}")
+
+
+def check_selection(trial: Trial, part: Inspection) -> None:
+    """Checks that a selection fills the rows of a batch, and can be repeated after a restart."""
+    trial.built(part)
+    build: Callable[[], Selection] = trial.build
+    mixed = [make_group((1.0, 0.0, 0.5, 0.0), id=number) for number in range(4)]
+    failed = make_group((1.0, None, 0.0, None), id=4)
+    batches = {
+        "mixed rewards": (make_batch(groups=mixed), 16),
+        "fewer rows than samples": (make_batch(groups=mixed), 8),
+        "equal rewards": (make_batch(groups=[make_group((1.0,) * 4)] * 4), 8),
+        "rewards that failed": (make_batch(groups=[failed, *mixed[:3]]), 16),
+        "groups of two samples": (make_batch(groups=[make_group((1.0, 0.0))] * 4), 8),
+    }
+    with part.rule(
+        "repeats returns an array of integers for each group, which sum to 1 up to count",
+        "return np.zeros(len(group.episodes), int) for each of batch.groups, with the number of "
+        "times that each episode trains; 0 where group.rewards is NaN",
+    ):
+        for name, (batch, count) in batches.items():
+            found = build().repeats(batch, count, np.random.default_rng(0))
+            problem = repeats_problem(batch.groups, found, count)
+            require(not problem, f"for {name} it returned {problem}")
+    if not part.sound:
+        return
+    with part.rule(
+        "the same batch and generator give the same answer, and the batch stays as it is",
+        "take all randomness from the rng that repeats is given, remember nothing from one batch "
+        "to the next, and change no array of the batch",
+    ):
+        batch, count = batches["fewer rows than samples"]
+        before = [own.copy() for own in batch.advantages]
+        selection, found = build(), list[list[list[int]]]()
+        for seed in (1, 2):
+            with _other_randomness(seed):
+                repeats = selection.repeats(batch, count, np.random.default_rng(0))
+            found.append([own.tolist() for own in repeats])
+        require(found[0] == found[1], f"{found[0]} the first time, then {found[1]}")
+        require(np.array_equal(before, batch.advantages), "it changed the advantages")

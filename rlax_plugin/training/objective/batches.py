@@ -50,7 +50,8 @@ ARRAYS: dict[str, ArraySpec] = {
     "rl_behaviour_logprobs": _FLOAT32,
     # Version that the batch's update produces minus the token's version; 1 is on-policy.
     "rl_staleness": _INT32,
-    # The group's place in the batch, from 1, and the number of its samples that have a score.
+    # The group's place in the batch, from 1, and the number of its samples that have a score; with
+    # a selection those that train, repeated ones again.
     "rl_group": _INT32,
     "rl_group_size": _INT32,
     # The sample's index in its group, from 0, and its sampled tokens in all trajectories.
@@ -132,6 +133,29 @@ def temperature_of(data: Mapping[str, Any], only: float | None) -> Any:
     return data[TEMPERATURE] if only is None or TEMPERATURE in data else only
 
 
+def repeats_problem(groups: Sequence[ScoredGroup], repeats: Any, count: int) -> str:
+    """Describes what is wrong with the repeats of a batch; empty: they can be trained on.
+
+    Args:
+      groups: those of the batch.
+      repeats: perhaps ``TrainBatch.repeats``.
+      count: the largest sum of all repeats.
+    """
+    if not isinstance(repeats, Sequence) or len(repeats) != len(groups):
+        return f"{repeats!r}: expected an array for each of {len(groups)} groups"
+    total = 0
+    for group, own in zip(groups, repeats, strict=True):
+        where, episodes = f"{own!r} for group {group.id}", len(group.episodes)
+        if not isinstance(own, np.ndarray) or own.dtype.kind not in "iu":
+            return f"{where}: expected an array of integers"
+        if own.shape != (episodes,) or (own < 0).any():
+            return f"{where}: expected one number, at least 0, for each of {episodes} episodes"
+        if own[np.isnan(group.rewards)].any():
+            return f"{where}: expected 0 for each episode without a reward"
+        total += int(own.sum())
+    return "" if 0 < total <= count else f"repeats that sum to {total}: expected 1 to {count}"
+
+
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
     """Returns the positions that each trajectory takes in a row: one less than its tokens."""
     return [t.length - 1 for g in groups for episode in g.episodes for t in episode.trajectories]
@@ -191,7 +215,8 @@ def build_arrays(
 ) -> dict[str, np.ndarray]:
     """Lays out the trajectories of a batch by ``place``: ``ARRAYS`` and ``HOST_ARRAYS``.
 
-    Episodes without a score keep their place with a mask of 0. Everything else is padding.
+    Episodes without a score keep their place with a mask of 0. With a selection, an episode has a
+    place for each time that it trains, as if it were another sample. Everything else is padding.
 
     Args:
       batch: the batch.
@@ -211,6 +236,7 @@ def build_arrays(
         trajectories that do not fit; a group without a temperature above 0.
     """
     _check(batch, length, temperatures)
+    batch = batch.selected
     sizes_n = sizes(batch.groups)
     branches: list[tuple[shared.Branch, ...]] = []
     layout: shared.SharedLayout | None = None

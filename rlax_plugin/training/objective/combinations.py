@@ -178,7 +178,11 @@ def reads_logprobs(slots: ObjectiveSlots) -> bool:
 
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     _check_kl(algorithm)
-    rollouts = section.rollouts
+    rollouts, selection = section.rollouts, section.curation.selection
+    if selection and algorithm.kl.penalises and algorithm.kl.placement == "reward":
+        reason = "must be null with rlax.objective.kl.placement: reward, with which advantages are "
+        reason += "computed by the trainer, from all samples"
+        raise ConfigError("rlax.curation.selection", selection.name, reason)
     adaptive_kl.check(algorithm.kl, section.batch_rows * section.batches.sequences_per_row)
     names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:

@@ -107,7 +107,10 @@ class TokenInputs:
 
     @property
     def group_size_bt(self) -> jax.Array:
-        """The number of samples in the group that have a score."""
+        """The number of samples in the group that have a score.
+
+        With ``rlax.curation.selection``, the number of its samples that train, repeated ones again.
+        """
         return self._of_batch("rl_group_size")
 
     @property

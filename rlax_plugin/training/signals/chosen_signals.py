@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rlax_plugin.base.errors import PluginError
+from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.config import Choice
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.training.objective.advantages import AdvantageSlot, probe
 from rlax_plugin.training.objective.loss import ObjectiveSlots
-from rlax_plugin.training.signals.signal import VALUES, BatchSignal
+from rlax_plugin.training.signals.signal import ADVANTAGE_INPUTS, VALUES, BatchSignal
 
 _KEY = "rlax.signals"
 
@@ -36,7 +36,8 @@ def chosen_signals(
 
     Raises:
       ConfigError: an unknown name or option, with its key; the config lists signals, none of them
-        gives values, and the advantages need them.
+        gives values, and the advantages need them; or it has a selection, and a signal changes
+        advantages.
       PluginError: a plug-in built an object that is not a signal.
     """
     listed = {
@@ -45,6 +46,7 @@ def chosen_signals(
     }
     own = {name: (_KEY, Choice(name=name)) for name in needed}
     found: dict[str, BatchSignal] = {}
+    selection = context.section.curation.selection
     for name, (key, choice) in (own | listed).items():
         signal = context.part("signal", choice, key)
         if not isinstance(signal, BatchSignal):
@@ -52,6 +54,12 @@ def chosen_signals(
                 f"{key}: signal {choice.name!r} built {signal!r}, expected an instance of a "
                 "subclass of rlax_plugin.api.BatchSignal"
             )
+        if selection and (added := signal.arrays.keys() & ADVANTAGE_INPUTS.keys()):
+            reason = (
+                f"must be null with {key} = {choice.name!r}, which adds {min(added)}: advantages "
+                "are then computed by the trainer, from all samples"
+            )
+            raise ConfigError("rlax.curation.selection", selection.name, reason)
         found[name] = signal
     if listed and not any(VALUES in signal.arrays for signal in found.values()):
         probe(advantages, context.section.rollouts.group_size)

@@ -81,8 +81,10 @@ def test_every_place_of_a_part_has_its_kind() -> None:
     assert set(named) <= set(listed)
     # The same kinds under which ``build`` looks the parts of a config up.
     found = {}
-    for left_out in ("environments.", "evaluation.sets."):  # of which a run has one
-        content: dict[str, Any] = {"plugins": ["rlax_plugin.testing"]}
+    one_row = {"max_trajectories": 1}  # as a selection needs it
+    # A run has either.
+    for left_out in (("environments.",), ("evaluation.sets.", "curation.selection")):
+        content: dict[str, Any] = {"plugins": ["rlax_plugin.testing"], "episodes": one_row}
         for kind in ALL:
             for place in kind.places:
                 has_defaults = kind.name in ("objective", "gradient_term")  # which exist

@@ -77,7 +77,7 @@ def test_every_example_registers_and_builds_alone(folder: Path, kind: str) -> No
     registry = Registry(Manager([name]))
     ((part, offer),) = registry.offers[kind].items()
     assert not any(offers for other, offers in registry.offers.items() if other != kind)
-    assert part in CONFIG or kind == "importance_weight"
+    assert part in CONFIG or kind in ("importance_weight", "selection")
     if kind in ("rollout_engine", "trainer"):
         return  # built from other parts of a run: the run below does
     context = BuildContext(run_dir=folder, seed=0, section=None)

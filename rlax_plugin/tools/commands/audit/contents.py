@@ -23,11 +23,11 @@ from rlax_plugin.config import value_at
 from rlax_plugin.run.state import journal
 from rlax_plugin.run.state.journal import JournalError, NotKeptError, Segment
 from rlax_plugin.run.state.pruned import read_pruned
-from rlax_plugin.run.state.read_samples import RecordedGroup
+from rlax_plugin.run.state.read_samples import RecordedGroup, as_batch
 from rlax_plugin.tools.commands.audit.event_order import Alive, History
 from rlax_plugin.tools.commands.audit.record_limits import Limits
 from rlax_plugin.tools.commands.audit.report import Figures, Findings, Rule
-from rlax_plugin.training.objective.batches import sizes
+from rlax_plugin.training.objective.batches import repeats_problem, sizes
 from rlax_plugin.training.objective.placing import place
 from rlax_plugin.training.objective.shared_prompts import branches, place_shared
 
@@ -182,12 +182,26 @@ class Contents:
             versions = _versions(group)
             self._check_versions(group.id, step, int(versions.min()), int(versions.max()))
             oldest.append(int(versions.min()))
-            self._figures.samples += len(group.episodes)
-            self._figures.tokens += len(versions)
-        self._check_fits(step, [one.group for one in batch])
+            trains = recorded.repeats is None or recorded.repeats > 0
+            tokens_n = np.array([episode.tokens for episode in group.episodes])
+            self._figures.samples += int(np.sum(np.broadcast_to(trains, tokens_n.shape)))
+            self._figures.tokens += int(np.sum(tokens_n * trains))
+        if problem := self._wrong_repeats(batch):
+            message = f"step {step} has {problem}"
+            self._findings.violation(Rule.BATCH_DIFFERS, message, step=step)
+        else:
+            self._check_fits(step, as_batch(step, batch).selected.groups)
         self._check_staleness(step, oldest, history)
 
-    def _check_fits(self, step: int, groups: list[ScoredGroup]) -> None:
+    def _wrong_repeats(self, batch: list[RecordedGroup]) -> str:
+        """Describes repeats that no selection can have chosen; empty if they are right."""
+        repeats = [one.repeats for one in batch if one.repeats is not None]
+        selected = self._limits.selected
+        if not selected:
+            return "repeats, and the config has no rlax.curation.selection" if repeats else ""
+        return repeats_problem([one.group for one in batch], repeats, selected * len(batch))
+
+    def _check_fits(self, step: int, groups: Sequence[ScoredGroup]) -> None:
         limits, sizes_n = self._limits, sizes(groups)
         rows = limits.rows, limits.row_tokens, limits.sequences_per_row
         if limits.shared_prompts:

@@ -279,7 +279,8 @@ class History:
             enough, more = len(groups) >= wanted, len(groups) > wanted
             what = str(wanted)
         # One more would have fitted for certain if there was a row for each of its sequences.
-        if more or (not enough and room >= limits.group_sequences):
+        fits = bool(limits.selected) or room >= limits.group_sequences
+        if more or (not enough and fits):
             return what
         return None
 

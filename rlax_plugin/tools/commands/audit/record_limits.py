@@ -47,6 +47,7 @@ class Limits:
         the run, and any number in a group up to ``group_size``.
       temperature: that of rollouts, if it is a schedule; None: groups record none.
       guided: True if groups may have demonstrations.
+      selected: rows of a batch for each of its groups, with a selection; 0: there is none.
     """
 
     max_staleness: int
@@ -65,6 +66,7 @@ class Limits:
     look_ahead: int
     temperature: Schedule | None
     guided: bool
+    selected: int = 0
     logged: bool = False
 
     def environment_of(self, prompt: str) -> str:
@@ -118,6 +120,8 @@ def read_limits(files: RunFiles) -> Limits:
     layout = "rows", "sequences_per_row", "tokens", "shared_prompts", "look_ahead"
     batches = part(Batches, "batches", *layout)
     in_row = batches.sequences_per_row if batches.shared_prompts else 1
+    curation = part(Curation, "curation", "pass_threshold", "selection")
+    selected = (curation.selection.samples or rollouts.group_size) if curation.selection else 0
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
         on_new_weights=rollouts.on_new_weights,
@@ -126,11 +130,13 @@ def read_limits(files: RunFiles) -> Limits:
         group_sequences=rollouts.group_size * max(turns),
         groups_per_step=rollouts.groups_per_step,
         tokens_per_batch=batches.tokens,
-        rows=batches.rows or rollouts.groups_per_step * math.ceil(rollouts.group_size / in_row),
+        rows=batches.rows
+        or rollouts.groups_per_step * (selected or math.ceil(rollouts.group_size / in_row)),
         row_tokens=rollouts.max_prompt_tokens + in_row * max(tokens),
         sequences_per_row=batches.sequences_per_row,
         shared_prompts=batches.shared_prompts,
-        pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
+        pass_threshold=curation.pass_threshold,
+        selected=selected,
         guided=(section.get("objective") or {}).get("guidance") is not None,
         temperature=temperature if isinstance(temperature, Schedule) else None,
         logged=bool(part(LoggedSamples, "logged_samples", "path").path),

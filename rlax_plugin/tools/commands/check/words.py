@@ -83,6 +83,7 @@ def _one_step(config: Examined) -> Words:
     section = config.section
     rollouts, batches = section.rollouts, section.batches
     samples = config.samples
+    trained = config.sampled_tokens * section.samples_selected // rollouts.group_size
     what = "episode" if section.several_turns else "completion"
     words = {
         "samples": f"{rollouts.groups_per_step:,} groups x {rollouts.group_size} = {samples:,} "
@@ -90,8 +91,10 @@ def _one_step(config: Examined) -> Words:
         f"{rollouts.temperature:g}",
         "batch": f"{plural(section.batch_rows, 'row')} of {section.row_tokens:,} tokens (prompt "
         f"{rollouts.max_prompt_tokens:,} + {what} {section.episode_tokens:,}): at most "
-        f"{config.sampled_tokens:,} tokens are trained on",
+        f"{trained:,} tokens are trained on",
     }
+    if (selection := section.curation.selection) is not None:
+        words["batch"] += f"; {selection.name} selects the samples that train"
     for name, one in section.by_environment.items():
         if one.several_turns:
             words[f"episodes of {name}" if name else "episodes"] = (
