@@ -1,6 +1,8 @@
 """Which samples of a batch train: its rows, its records, and answers that are refused."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,11 @@ from flow_harness import Harness
 from histories import History, place
 from sections import section_with
 
-from rlax_plugin.api import Selection
+from rlax_plugin.api import ArraySpec, BatchSignal, BuildContext, Choice, Selection, chosen_signals
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import TrainBatch
+from rlax_plugin.build import registry_for
 from rlax_plugin.run.controller.chosen import Chosen, ChosenSelection
 from rlax_plugin.run.state import journal, samples
 from rlax_plugin.run.state.read_samples import as_batch, from_table
@@ -168,3 +171,25 @@ def test_a_batch_has_as_many_rows_as_are_selected():
     section = section_with(curation={"selection": {"name": "x", "samples": 2}})
     assert section.batch_rows == 8 * 2 and section_with().batch_rows == 8 * 8
     assert section_with(curation={"selection": {"name": "x"}}).batch_rows == 8 * 8
+
+
+def test_advantages_that_the_trainer_computes_need_every_sample():
+    """With a KL in the reward, or a signal that gives values: the trainer has no other samples."""
+    kl = {"coefficient": 0.1, "placement": "reward"}
+    section = section_with(
+        curation={"selection": {"name": "x"}}, objective={"preset": "reinforce_plus_plus", "kl": kl}
+    )
+    context = BuildContext.outside_run(section)
+    with pytest.raises(ConfigError, match=r"selection = 'x': must be null with .*placement: rew"):
+        registry_for(section).slots(context)
+
+    class Values(BatchSignal):
+        arrays = MappingProxyType({"rl_values": ArraySpec(np.dtype(np.float32))})
+
+        def complete(self, model: Any, step: int, batch: Any) -> Any:
+            return {}
+
+    listed = section.model_copy(update={"signals": (Choice(name="mine"),)})
+    context = replace(BuildContext.outside_run(listed), part=lambda *_: Values())
+    with pytest.raises(ConfigError, match=r"rlax.signals.0 = 'mine', which adds rl_values"):
+        chosen_signals(context, lambda outcomes: outcomes.rewards_n)
