@@ -48,6 +48,18 @@ def test_advantages_of_tokens_count_by_their_mean():
     assert (pair.first, pair.second, pair.weight) == (0, 1, 2.0 + 0.5)
 
 
+def test_the_bias_of_pairs_is_the_factor_on_the_page():
+    """Of samples that fail, g = -p / (1 - p) times g of those that pass: E g = 0 in all."""
+    found = []
+    for passed in range(1, 9):
+        group, rate = make_group([1.0] * passed + [0.0] * (16 - passed)), passed / 16
+        batch = make_batch(groups=[group])
+        part_n = batch.advantages[0] * np.where(group.rewards == 1, 1, -rate / (1 - rate))
+        (repeats_n,) = repeats(batch, 8, rounds=1)
+        found.append(np.dot(repeats_n, part_n) / 8 / part_n.mean())
+    assert np.round(found, 2).tolist() == [1.93, 1.86, 1.77, 1.67, 1.33, 1.13, 1.03, 1.0]
+
+
 def pairs_with(weights: list[float]) -> TrainBatch:
     """Groups of two samples, whose pair has such a weight."""
     groups = [make_group((weight / 2, -weight / 2), id=i) for i, weight in enumerate(weights)]
