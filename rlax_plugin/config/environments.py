@@ -8,7 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.config.base import Choice, PositiveInt, Processes, RewardChoice, Seconds, Section
+from rlax_plugin.config.base import (
+    Choice,
+    EnvironmentChoice,
+    PositiveInt,
+    Processes,
+    RewardChoice,
+    Seconds,
+    Section,
+)
 from rlax_plugin.config.objective import Overlong, Slot
 from rlax_plugin.config.rollouts import Episodes
 
@@ -59,7 +67,7 @@ class OwnEnvironment(Section):
         default=1.0, description="its share of the trained groups, relative to the other ones"
     )
     prompt_source: Choice = Field(default=..., description="prompt dataset of this environment")
-    environment: Choice | None = Field(
+    environment: EnvironmentChoice | None = Field(
         default=None, description="environment; null: rlax.environment"
     )
     rewards: tuple[RewardChoice, ...] | None = Field(

@@ -483,6 +483,11 @@ class RlaxSection(Section):
             for name, one in self.environments.items()
             if one.rewards is not None
         }
+        of_environments |= {
+            f"rlax.environments.{name}.environment.functions": one.environment.functions
+            for name, one in self.environments.items()
+            if one.environment is not None
+        }
         return {
             "rlax.rewards": self.rewards,
             **of_environments,
