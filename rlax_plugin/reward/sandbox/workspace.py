@@ -116,7 +116,8 @@ class Workspace:
         all files in the work directory (``/tmp``, which is ``$HOME``, too), and counts as memory
         of this machine beside ``memory_bytes``.
       see: directories and files of this machine that commands can read and execute, such as a
-        Python environment. The system's programs and the Python of this process they always see.
+        Python environment, whose own Python is then seen as well. The system's programs and the
+        Python of this process they always see.
         If root runs this, commands are another user, who must be allowed to read them.
       places: names at the root, such as ``app``, which lead to directories of the same names in the
         work directory: for programs with fixed paths.
@@ -179,7 +180,8 @@ class Workspace:
 
     def _server_started(self) -> Server:
         with _STARTING:
-            see = [*of_python(self._python), *self._see]
+            bases = [base for path in self._see for base in _bases(path)]
+            see = [*of_python(self._python), *self._see, *bases]
             return Server(self.limits, self._offer, see=see, places=self._places)
 
     async def run(
@@ -314,6 +316,19 @@ async def _answer(server: Server, running: Running) -> dict[str, object] | None:
 def _close_unwanted(starting: asyncio.Future[Server]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         starting.result().close()
+
+
+def _bases(path: str) -> list[str]:
+    """Returns what a virtual environment needs of the Python that it was made with."""
+    try:
+        with open(os.path.join(path, "pyvenv.cfg")) as file:
+            settings = dict(line.split(" = ", 1) for line in file if " = " in line)
+    except OSError:
+        return []
+    if not (home := settings.get("home", "").strip()):
+        return []
+    prefix = os.path.dirname(home)  # of a folder bin; perhaps a link, through which Python goes
+    return [*dict.fromkeys([*of_python(prefix), *of_python(os.path.realpath(prefix))])]
 
 
 def _path(see: Sequence[str]) -> str:

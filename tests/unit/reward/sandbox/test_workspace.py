@@ -143,6 +143,22 @@ async def test_this_machine_cannot_be_seen(tmp_path: Path) -> None:
         assert not (await workspace.run(["touch", f"{tmp_path}/x"])).right
 
 
+async def test_an_environment_that_is_seen_has_its_own_python(tmp_path: Path) -> None:
+    for name in ("base/bin", "environment/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "base/pip.conf").write_text("a key")
+    (tmp_path / "base/bin/python").write_text("#!/bin/sh\necho its own\n")
+    (tmp_path / "environment/bin/python").symlink_to(tmp_path / "base/bin/python")
+    (tmp_path / "environment/pyvenv.cfg").write_text(f"home = {tmp_path}/base/bin\n")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    async with Workspace(LIMITS, see=[str(tmp_path / "environment")]) as workspace:
+        assert await said(workspace, f"{tmp_path}/environment/bin/python; python") == (
+            "its own\nits own"
+        )
+        assert not (await workspace.run(["cat", f"{tmp_path}/base/pip.conf"])).right
+
+
 async def test_nothing_outlives_its_holder() -> None:
     script = (
         "import asyncio\nfrom rlax_plugin.api import Workspace\n"
