@@ -62,13 +62,15 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         "rlax_rewards": {"reward/format": {"pattern": ".*"}},
         "rlax_tensorboard": {"tracker/tensorboard": slow},
         "rlax_tools": {"environment/tools": {"shell": True}, "prompt_source/harbor": {"path": "x"}},
+        "rlax_verifiers": {"prompt_source/verifiers": {"python": "x", "taskset": "y"}},
         "rlax_wandb": {"tracker/wandb": {"mode": "offline", **slow}},
     }
     checked = check_plugin(name, options=options.get(name))
     for one in checked:
         assert one.plugin == name and bool(one.rules) != bool(one.note)
     needs_model = {one.name for one in checked if one.note}
-    needing = {"harbor", "jetstream", "maxtext", "number_tasks", "reasoning_gym", "tools", "vllm"}
+    needing = {"harbor", "jetstream", "maxtext", "number_tasks", "reasoning_gym", "tools"}
+    needing |= {"verifiers", "vllm"}
     needing |= {one.partition("/")[2] for one in DATA_SETS} if name == "rlax_datasets" else set()
     assert needs_model == needing & {one.name for one in checked}
 

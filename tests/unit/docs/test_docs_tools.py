@@ -9,6 +9,9 @@ import yaml
 from command_line import rlax
 from documents import fences, read
 from rlax_tools.environment import ToolsConfig
+from rlax_tools.harbor import HarborConfig
+from rlax_verifiers.environment import VerifiersConfig
+from rlax_verifiers.source import VerifiersSourceConfig
 
 from rlax_plugin.config.validation import validate
 
@@ -37,7 +40,13 @@ def test_the_config_of_the_page_is_checked_as_printed(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("number", range(1, len(CONFIGS)))
-def test_its_other_examples_are_options_of_the_environment(number: int) -> None:
-    options = dict(CONFIGS[number]["rlax"]["environment"])
-    assert options.pop("name") == "tools"
-    validate(ToolsConfig, options, "rlax.environment")
+def test_its_other_examples_are_options_of_their_parts(number: int) -> None:
+    classes = {
+        ("environment", "tools"): ToolsConfig,
+        ("environment", "verifiers"): VerifiersConfig,
+        ("prompt_source", "harbor"): HarborConfig,
+        ("prompt_source", "verifiers"): VerifiersSourceConfig,
+    }
+    for kind in ("environment", "prompt_source"):
+        if options := dict(CONFIGS[number]["rlax"].get(kind, {})):
+            validate(classes[kind, options.pop("name")], options, f"rlax.{kind}")

@@ -19,7 +19,7 @@ SOURCES = {
 }
 PLUGINS = {path.stem for path in (ROOT / "plugins").glob("rlax_*")}
 # Of programs that run in another Python: transformers_program.py, rlax_vllm_inside.py.
-FOREIGN = {"torch", "vllm"}
+FOREIGN = {"torch", "verifiers", "vllm"}
 OPENS = re.compile(
     r"\.listen\(|\b(?:insecure_channel|secure_channel|add_insecure_port|add_secure_port"
     r"|start_server|start_unix_server|create_server|open_connection|create_connection"
