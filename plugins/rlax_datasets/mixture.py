@@ -14,6 +14,7 @@ from rlax_plugin.api import (
     Choice,
     ConfigError,
     DatasetSource,
+    Prompt,
     PromptTable,
     Section,
     TextSource,
@@ -100,6 +101,16 @@ class Mixture(TextSource):
                 raise ConfigError(f"{_KEY}.sources.{name}.name", choice.name, reason)
             sources[name] = found
         return cls(sources, {name: one.weight for name, one in config.sources.items()})
+
+    def messages(self, prompt: Prompt) -> list[Mapping[str, Any]]:
+        """See ``TextSource``; a prompt does not say which source's system message it has.
+
+        Raises:
+          ValueError: there are several system messages.
+        """
+        if len({one.config.system for one in self.sources.values()}) > 1:
+            raise ValueError("the sources of the mixture have different system messages")
+        return super().messages(prompt)
 
     def prompts(self, split: str) -> PromptTable:
         """See ``PromptSource`` and ``DatasetSource.prompts``."""

@@ -154,6 +154,7 @@ async def test_a_taskset_of_verifiers_plays_by_its_own_rollout(
 ) -> None:
     (tmp_path / "toy_adds.py").write_text(TASKSET)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # uv leaves a lock there
     verifiers, run, prompts = await asyncio.to_thread(player, tmp_path, PYTHON)
     assert [one.text for one in prompts] == [f"system: Add.\nuser: {a}+1" for a in range(3)]
     try:
