@@ -473,6 +473,7 @@ class RewardPool:
         the second one after it.
       functions: files of functions, see ``BuildContext``.
       maxtext: MaxText's own keys, such as that of the tokenizer which an environment encodes with.
+      key_of: key below ``rlax`` -> the key that sets it for this pool, for messages.
 
     Attributes:
       blame: decides which jobs have ended processes.
@@ -489,8 +490,9 @@ class RewardPool:
         most_in_vain: tuple[int, int] = MOST_IN_VAIN,
         functions: Mapping[str, str] | None = None,
         maxtext: Mapping[str, Any] | None = None,
+        key_of: Callable[[str], str] = "rlax.{}".format,
     ):
-        self._section, self._note = section, note
+        self._section, self._note, self._key_of = section, note, key_of
         output = self._output = RewardOutput(run_dir / "logs" / "rewards.log")
         hello = {
             "section": section.model_dump(mode="json"),
@@ -504,7 +506,7 @@ class RewardPool:
             RewardProcess(hello, output, startup_s, self, clocks) for _ in range(count)
         ]
         names = [f"{key}.{i} ({choice.name})" for i, choice in enumerate(section.rewards)]
-        environment = f"rlax.environment ({section.environment.name})"
+        environment = f"{key_of('environment')} ({section.environment.name})"
         self.blame = Blame(count, names, environment, output.path, note, most_in_vain)
         self._waiting: list[Job] = []  # a heap
         self._plays: deque[Job] = deque()
@@ -625,6 +627,7 @@ class RewardPool:
         priority = Priority(next(self._orders))
         for place, job in enumerate(jobs):
             job.priority, job.place = priority, place
+            job.limit_key = self._key_of(job.limit_key.removeprefix("rlax."))
             self._enqueue(job)
         self._pump()
         try:

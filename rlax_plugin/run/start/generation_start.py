@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,7 +103,12 @@ class GenerationStart:
         self._config, self._launches = config, not section.needs_no_workers
         self.devices = Devices() if launcher.colocated and self._launches else None
         each = section.by_environment
-        rewards = {n: self._reward_pool(s, section.key_of(n, "rewards")) for n, s in each.items()}
+        rewards = {
+            name: self._reward_pool(
+                one, section.key_of(name, "rewards"), functools.partial(section.key_of, name)
+            )
+            for name, one in each.items()
+        }
         own_rewards = {
             name: self._reward_pool(
                 section.model_copy(update={"rewards": chosen.rewards}),
@@ -184,7 +190,9 @@ class GenerationStart:
             evaluator=Evaluator(section, dispatcher, next(iter(runners.values())), sets),
         )
 
-    def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
+    def _reward_pool(
+        self, section: RlaxSection, key: str, key_of: Callable[[str], str] = "rlax.{}".format
+    ) -> RewardPool:
         pool = RewardPool(
             section,
             self._run_dir,
@@ -192,6 +200,7 @@ class GenerationStart:
             note=self._note,
             functions=self._functions,
             maxtext=self._config.maxtext,
+            key_of=key_of,
         )
         self._running.closing.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
