@@ -10,6 +10,7 @@ import atexit
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -332,6 +333,7 @@ class Server:
         places: Sequence[str] = (),
     ):
         self.lost: Literal["time", "memory"] | None = None
+        self._kept: str | None = None  # a directory of this machine that ends with it
         self._inner: int | None = None  # refers to the process that everything ends with
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.limits, self.layers = limits, offer.having
@@ -380,6 +382,7 @@ class Server:
                 self._inner = os.pidfd_open(said["server"])
                 self.memory.add(said["server"])
             ready = ready or "ready" in said
+            self._kept = said.get("kept") or self._kept
             if ready and self._inner is not None:
                 return
 
@@ -430,6 +433,8 @@ class Server:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         self.memory.close()
+        if self._kept is not None:
+            shutil.rmtree(self._kept, ignore_errors=True)
 
 
 def _wait_for_end(process: int) -> None:

@@ -98,11 +98,12 @@ def _serve(control: socket.socket, held: Held, prelude: str) -> None:
     gc.collect()
     gc.freeze()
     listener = _listener(held)
-    socket.send_fds(control, [b'{"ready": true}'], listener)
-    for file in listener:
-        os.close(file)
     # Where nothing else can be had, the files of programs stay in a directory of this machine.
     kept = None if held.seen is None or "mount namespace" in held.layers else _temporary(held)
+    ready = json.dumps({"ready": True, "kept": kept}).encode()
+    socket.send_fds(control, [ready], listener)
+    for file in listener:
+        os.close(file)
     while True:
         message, files, _, _ = socket.recv_fds(control, 1 << 16, _FILES)
         if not message:
@@ -140,7 +141,7 @@ def _piece(
         return _watched(control, pid, read, wall_s)
     except _HolderGoneError:
         _end_all(held)
-        _leave(kept)
+        _leave(None if place == view.WORK else place)
     finally:
         os.close(read)
         _end_all(held)

@@ -14,7 +14,7 @@ import pytest
 
 from rlax_plugin.api import COMMAND_LIMITS, CarryError, Ended, SandboxError, Workspace
 from rlax_plugin.reward.sandbox.code_limits import MIB
-from rlax_plugin.reward.sandbox.layers import offered
+from rlax_plugin.reward.sandbox.layers import Offer, offered
 
 pytestmark = pytest.mark.skipif(bool(offered().missing), reason="layers are missing")
 
@@ -141,6 +141,29 @@ async def test_this_machine_cannot_be_seen(tmp_path: Path) -> None:
     async with Workspace(LIMITS, see=[str(tmp_path)]) as workspace:
         assert await said(workspace, f"cat {secret}") == "of the run"
         assert not (await workspace.run(["touch", f"{tmp_path}/x"])).right
+
+
+async def test_a_machine_that_lacks_layers_is_refused_by_name_or_holds_by_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks = ("mount namespace", "network namespace", "pid namespace")
+    having = {name: how for name, how in offered().having.items() if name not in lacks}
+    fewer = Offer(having, dict.fromkeys(lacks, "left out by a test"))
+    monkeypatch.setattr("rlax_plugin.reward.sandbox.sandbox.offered", lambda: fewer)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SandboxError, match="mount namespace"):
+        Workspace(LIMITS)
+    async with Workspace(LIMITS, port=5, allow_weak=True) as workspace:
+        assert workspace.reached == 5
+        ended = await workspace.run(["/bin/sh", "-c", "echo 1 > a; (setsid sleep 60 &) ; pwd"])
+        place = ended.stdout.decode().strip()
+        assert "rlax-sandbox-" in place, ended
+        assert (await workspace.run(["/bin/cat", "a"])).stdout == b"1\n"
+        for hidden in (__file__, "/etc/passwd"):
+            assert not (await workspace.run(["/bin/cat", hidden])).right
+        tree = psutil.Process().children(recursive=True)
+        assert sum(one.name() == "sleep" for one in tree) == 0
+    await _until(lambda: not os.path.exists(place))
 
 
 async def test_an_environment_that_is_seen_has_its_own_python(tmp_path: Path) -> None:
