@@ -14,7 +14,6 @@ import os
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -231,8 +230,8 @@ class Program(Environment):
         await workspace.put(self._files["files"])
         address = urlsplit(access.base_url)
         inside = address._replace(netloc=f"{address.hostname}:{workspace.reached}").geturl()
-        reached = replace(access, base_url=inside)
-        task = task_of(prompt, reached, with_reference=self._config.reference)
+        task = task_of(prompt, access, with_reference=self._config.reference)
+        task["base_url"] = inside
         environment = {
             "OPENAI_BASE_URL": inside,
             "OPENAI_API_KEY": access.api_key,

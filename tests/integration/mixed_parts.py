@@ -29,7 +29,8 @@ class Mixed(Environment):
                 return await self._program.play(prompt, session)
             finally:
                 self._now -= 1
-        given, right = prompt.tokens, False
+        given: Any = prompt.tokens
+        right = False
         for turn in range(3):
             answer = await session.sample(given)
             given, right = f"u{turn}", answer.text[:1] in tuple("02468")

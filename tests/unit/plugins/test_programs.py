@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ class Door:
         self.closed = False
 
     @asynccontextmanager
-    async def open(self, session: Any) -> Any:
+    async def open(self, session: Any) -> AsyncIterator[Any]:
         async def close(reader: Any, writer: asyncio.StreamWriter) -> None:
             writer.write(b"reached")
             writer.close()
@@ -53,7 +53,6 @@ class Door:
 def door(monkeypatch: pytest.MonkeyPatch) -> Door:
     door = Door()
     monkeypatch.setattr(rlax_http.program, "EpisodeDoor", lambda *_: door)
-    monkeypatch.setattr(rlax_http.program, "replace", lambda one, **new: _replaced(one, new))
     return door
 
 
@@ -61,10 +60,6 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Door:
 def leaves_nothing() -> Iterator[None]:
     yield
     assert psutil.Process().children(recursive=True) == []
-
-
-def _replaced(access: Any, new: dict[str, str]) -> Any:
-    return SimpleNamespace(**vars(access) | new)
 
 
 async def played(source: str, tmp_path: Path, **options: Any) -> Outcome:
