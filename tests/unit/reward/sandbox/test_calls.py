@@ -18,13 +18,19 @@ NAMED = {"listmount": 458, "statmount": 457, "io_uring_setup": 425, "pidfd_getfd
 UNFILTERED = {335, 336} if os.uname().machine == "x86_64" else set()
 
 
-def filtered(architecture: str, number: int, *arguments: int, audit: int | None = None) -> int:
+def filtered(
+    architecture: str,
+    number: int,
+    *arguments: int,
+    audit: int | None = None,
+    programs: bool = False,
+) -> int:
     """What the filter of an architecture answers to a call: it is interpreted here."""
     words = {seccomp.AT_NUMBER: number}
     words[seccomp.AT_ARCHITECTURE] = audit or calls.ARCHITECTURES[architecture][1]
     for place, value in enumerate((*arguments, 0, 0)):
         words[seccomp.AT_ARGUMENTS + 8 * place] = value
-    steps, at, word = seccomp.steps(architecture), 0, 0
+    steps, at, word = seccomp.steps(architecture, programs=programs), 0, 0
     while True:
         code, if_true, if_false, value = steps[at]
         at += 1
@@ -64,9 +70,29 @@ def test_the_filter_allows_the_list_and_nothing_else(architecture: str) -> None:
     assert filtered(architecture, 0, audit=0x40000003) == seccomp.KILL  # 32 bits
 
 
+@pytest.mark.parametrize("architecture", calls.ARCHITECTURES)
+def test_the_filter_of_programs_allows_what_they_need_more_and_nothing_else(
+    architecture: str,
+) -> None:
+    column = calls.ARCHITECTURES[architecture][0]
+    more = {numbers[column] for numbers in calls.OF_PROGRAMS.values()} - {None}
+    arguments = 0x99999999, 0x99999999
+    for number in NUMBERS:
+        for_code = filtered(architecture, number, *arguments)
+        found = filtered(architecture, number, *arguments, programs=True)
+        assert found == (seccomp.ALLOW if number in more else for_code), number
+        assert number not in more or for_code != seccomp.ALLOW
+    number = calls.BY_ARGUMENT["socket"][0][column]
+    for family in range(64):
+        code = filtered(architecture, number, family)
+        found = filtered(architecture, number, family, programs=True)
+        assert found == (seccomp.ALLOW if family == socket.AF_INET else code), family
+
+
 def test_no_number_is_listed_twice() -> None:
     for column in (0, 1):
-        numbers = [one[column] for one in calls.ALLOWED.values() if one[column] is not None]
+        listed = [*calls.ALLOWED.values(), *calls.OF_PROGRAMS.values()]
+        numbers = [one[column] for one in listed if one[column] is not None]
         assert len(numbers) == len(set(numbers)) > 130
 
 
