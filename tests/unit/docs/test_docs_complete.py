@@ -61,7 +61,8 @@ def lay_out(printed: Printed, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
     rewards = content["rlax"].get("rewards", [])
-    functions = [reward["function"] for reward in rewards if "function" in reward]
+    tools = content["rlax"].get("environment", {}).get("functions", [])
+    functions = [one["function"] for one in (*rewards, *tools) if "function" in one]
     modules = [name for name in content["rlax"].get("plugins", []) if not installed(name)]
     for file in {function.partition(":")[0] for function in functions}:
         (folder / file).write_text(printed.code)
