@@ -168,7 +168,10 @@ def files(draw: st.DrawFn) -> tuple[TrainBatch, list[Judged]]:
     for number in range(first, first + draw(st.integers(0, 2))):
         found = draw(groups(number, draw(st.sampled_from([channels, []]))))
         others.append(Rejected(found, draw(TEXT)) if draw(st.booleans()) else found)
-    return TrainBatch(7, tuple(of_batch), tuple(advantages)), others
+    repeats: tuple[np.ndarray, ...] = ()
+    if draw(st.booleans()):
+        repeats = tuple(np.arange(len(g.episodes), dtype=np.int32) % 3 for g in of_batch)
+    return TrainBatch(7, tuple(of_batch), tuple(advantages), repeats), others
 
 
 @pytest.mark.property
@@ -283,8 +286,8 @@ def test_a_column_is_there_for_the_one_value_it_has(names: str) -> None:
 
 def test_every_optional_column_is_shown_to_have_values() -> None:
     shown = {name for names in OPTIONAL for name in names.split()}
-    # Advantages are a batch's. Those of tokens are not computed yet.
-    assert samples.OPTIONAL - shown == {"advantage", "token_advantages"}
+    # Advantages and repeats are a batch's. Advantages of tokens are not computed yet.
+    assert samples.OPTIONAL - shown == {"advantage", "token_advantages", "repeats"}
 
 
 def test_advantages_of_tokens_are_in_the_row_of_their_trajectory() -> None:
