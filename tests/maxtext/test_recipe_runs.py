@@ -34,7 +34,7 @@ SMALL = (
     *("per_device_batch_size=4", "gradient_accumulation_steps=2", "learning_rate=1.e-3"),
     *(f"max_target_length={PROMPT + ANSWER}", f"steps={STEPS}"),
     *(f"rlax.rollouts.max_prompt_tokens={PROMPT}", f"rlax.rollouts.max_new_tokens={ANSWER}"),
-    *("rlax.rollouts.group_size=4", "rlax.rollouts.groups_per_step=2", "rlax.rollouts.slots=8"),
+    *("rlax.rollouts.group_size=4", "rlax.rollouts.groups_per_step=2", "rlax.rollouts.slots=16"),
     "rlax.rollouts.engine.maxtext={ici_fsdp_parallelism: 1, ici_tensor_parallelism: 1}",
     *("rlax.weights.dtype=model", "rlax.reward_processes=1", "rlax.launcher={name: colocated}"),
     *("rlax.evaluation={problems: 4, samples: 1, k: [1], every: 0}", "rlax.plugins=[even_letter]"),
