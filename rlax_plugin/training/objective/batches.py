@@ -353,9 +353,8 @@ def _write_sampled(
             spans.write(arrays[name], spans.each(of_turns))
     if REWARD_PARTS in arrays:
         none = (0.0,) * arrays[REWARD_PARTS].shape[2]
-        spans.write(
-            arrays[REWARD_PARTS], spans.each([(*one, *none[len(one) :]) for one in parts_n])
-        )
+        filled_n = np.array([(*one, *none[len(one) :]) for one in parts_n])
+        spans.write(arrays[REWARD_PARTS], spans.each(filled_n))
     if TOKEN_REWARDS in arrays:
         spans.write(arrays[TOKEN_REWARDS], np.concatenate(paid))
     spans.add(arrays["rl_place"], spans.within)
