@@ -125,7 +125,8 @@ def test_a_recipe_trains_with_a_small_model(name: str, home: Path) -> None:
     run = RunFiles(home / "runs" / name)
     lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert max(line["logprob_gap/p95"] for line in lines) < 1e-3
+    gaps = [line["logprob_gap/p95"] for line in lines if "logprob_gap/p95" in line]
+    assert 0 < max(gaps) < 1e-3  # steps with samples of older weights alone measure none
     assert min(line["learning/raw_grad_norm"] for line in lines) > 0
     assert audit(run).clean
 
