@@ -115,6 +115,7 @@ from rlax_plugin.reward.functions.tools import CallError, FunctionTool
 from rlax_plugin.reward.sandbox.code_limits import Limits
 from rlax_plugin.reward.sandbox.layers import offered as sandbox_layers
 from rlax_plugin.reward.sandbox.sandbox import Ended, Sandbox, SandboxError
+from rlax_plugin.reward.sandbox.view import check_see_paths
 from rlax_plugin.reward.sandbox.workspace import (
     COMMAND_LIMITS,
     CarryError,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from rlax_plugin.api import (
     Section,
     Session,
     Workspace,
+    check_see_paths,
     check_work_paths,
     one_line,
     outcome_of,
@@ -157,9 +157,10 @@ def check_program(config: ProgramConfig, context: BuildContext) -> CheckResult:
     """
     for key, paths in _listed(config):
         _files(key, paths)
-    for path in config.see:
-        if not os.path.exists(path):
-            raise ConfigError(f"{_KEY}.see", path, "does not exist")
+    try:
+        check_see_paths(config.see)
+    except ValueError as error:
+        raise ConfigError(f"{_KEY}.see", config.see, str(error)) from None
     verify_s = config.verify.time_s if config.verify.command else 0.0
     episode_s = context.section.deadlines.episode_s
     if config.time_s + verify_s >= episode_s:

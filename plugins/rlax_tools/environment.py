@@ -34,6 +34,7 @@ from rlax_plugin.api import (
     Session,
     ToolCall,
     alternatives,
+    check_see_paths,
     form_of,
     sandbox_layers,
     stop_strings_of,
@@ -288,6 +289,10 @@ def check_start(config: ToolsConfig, context: BuildContext) -> None:
     if in_sandbox and not config.sandbox.allow_weak and (refusal := sandbox_layers().refusal()):
         reason = f"{refusal}; true runs what the policy writes with the layers that there are"
         raise ConfigError(f"{_KEY}.sandbox.allow_weak", False, reason)
+    try:
+        check_see_paths(config.sandbox.see)
+    except ValueError as error:
+        raise ConfigError(f"{_KEY}.sandbox.see", list(config.sandbox.see), str(error)) from None
     for number, one in enumerate(config.functions):
         FunctionTool.check(one.function, _place(number), context)
 

@@ -10,6 +10,7 @@ import functools
 import glob
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlax_plugin.reward.sandbox import kernel
@@ -25,6 +26,8 @@ _OWN_FILES = {
     "/etc/group": "root:x:0:\nsandbox:x:1:\n",
     "/etc/hosts": "127.0.0.1 localhost sandbox\n",
 }
+_SHARED = "/dev/shm"
+_OWN = (*_OWN_FILES, _SHARED)
 _OF_PYTHON = ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg")
 _PACKAGES = ("*/site-packages", "*/dist-packages", "site-packages", "dist-packages")
 
@@ -66,6 +69,24 @@ def of_python(prefix: str) -> list[str]:
     return [path for path in paths if os.path.exists(path)]
 
 
+def check_see_paths(paths: Iterable[str]) -> None:
+    """Checks directories and files of this machine that programs shall see.
+
+    Raises:
+      ValueError: one is not absolute, does not exist, or has a file of the sandbox's own at or
+        below its place; names it.
+    """
+    for path in paths:
+        if not os.path.isabs(path) or ".." in path.split("/"):
+            raise ValueError(f"{path!r} is not absolute, without ..")
+        if not os.path.exists(path):
+            raise ValueError(f"{path!r} does not exist")
+        place = os.path.normpath(path)
+        for own in (WORK, *_OWN):
+            if own == place or _is_inside(own, [place.rstrip("/")]):
+                raise ValueError(f"{path!r} would hide {own} of the sandbox")
+
+
 def _is_inside(path: str, others: list[str]) -> bool:
     return any(path.startswith(f"{other}/") for other in others)
 
@@ -96,6 +117,7 @@ def build(seen: Seen | None = None, owner: int = 0) -> None:
     os.mkdir(root + WORK)
     if seen is not None:  # before the others: Python may be in there, too
         _mount_work_place(root + WORK, seen, owner)
+        _add_own_files(root)  # later they could be files of this machine, mounted there
     for path, source in sources.items():
         target = root + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -112,15 +134,10 @@ def build(seen: Seen | None = None, owner: int = 0) -> None:
             for packages in glob.glob(os.path.join(target, pattern)):
                 kernel.mount("tmpfs", packages, "tmpfs", options="mode=755,size=4k")
     if seen is not None:
-        os.symlink(WORK, f"{root}/dev/shm")
         for place in seen.places:
             os.mkdir(f"{root}{WORK}/{place}")
             os.chown(f"{root}{WORK}/{place}", owner, owner)
             os.symlink(f"{WORK}/{place}", f"{root}/{place}")
-        for path, text in _OWN_FILES.items():
-            with open(root + path, "w") as file:
-                file.write(text)
-            os.chmod(root + path, 0o444)
     kernel.protect_mount(root)
     if seen is not None:
         kernel.allow_writing(root + WORK)
@@ -132,6 +149,16 @@ def _source(path: str, given: tuple[str, ...]) -> int | str:
     if os.path.islink(path) and path not in given:
         return os.readlink(path)
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def _add_own_files(root: str) -> None:
+    for path in _OWN:
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+    os.symlink(WORK, root + _SHARED)
+    for path, text in _OWN_FILES.items():
+        with open(root + path, "w") as file:
+            file.write(text)
+        os.chmod(root + path, 0o444)
 
 
 def _mount_work_place(path: str, seen: Seen, owner: int) -> None:

@@ -23,7 +23,7 @@ from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
 from rlax_plugin.reward.sandbox.sandbox import Ended, Running, SandboxError, Server, sufficient
 from rlax_plugin.reward.sandbox.server import LOOPBACK
-from rlax_plugin.reward.sandbox.view import of_python
+from rlax_plugin.reward.sandbox.view import check_see_paths, of_python
 from rlax_plugin.rpc.transport.forwarding import Forwarder
 
 COMMAND_LIMITS = Limits(
@@ -133,6 +133,7 @@ class Workspace:
 
     Raises:
       SandboxError: a layer is missing, and ``allow_weak`` is not set.
+      ValueError: see ``check_see_paths``.
     """
 
     def __init__(
@@ -146,7 +147,8 @@ class Workspace:
     ):
         self.limits, self.reached = limits, port
         self._offer, self._port = sufficient(allow_weak), port
-        self._python, self._see = os.path.realpath(sys.prefix), [*see]
+        check_see_paths(see)
+        self._python, self._see = os.path.realpath(sys.prefix), [*map(os.path.normpath, see)]
         self._places = [*places]
         self._server: Server | None = None
         self._jobs = 0

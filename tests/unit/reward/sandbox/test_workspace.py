@@ -143,6 +143,15 @@ async def test_this_machine_cannot_be_seen(tmp_path: Path) -> None:
         assert not (await workspace.run(["touch", f"{tmp_path}/x"])).right
 
 
+def test_nothing_of_this_machine_is_seen_in_place_of_the_sandboxs_own() -> None:
+    for path in ("/etc/hosts", "/etc", "/etc/", "/dev/shm", "/dev", "/", "/tmp"):
+        with pytest.raises(ValueError, match="would hide"):
+            Workspace(LIMITS, see=[path])
+    for path, said in (("usr", "not absolute"), ("/usr/../etc", "not absolute"), ("/no", "exist")):
+        with pytest.raises(ValueError, match=said):
+            Workspace(LIMITS, see=[path])
+
+
 async def test_a_machine_that_lacks_layers_is_refused_by_name_or_holds_by_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
