@@ -254,8 +254,6 @@ class Workspace:
 
     async def close(self) -> None:
         """Kills every process, and removes the work directory; cancel ``run`` before."""
-        if self._forwarder is not None:
-            self._forwarder.close()
         self._end()
         await asyncio.shield(asyncio.gather(*self._closing))
 
@@ -287,6 +285,8 @@ class Workspace:
 
     def _end(self) -> None:
         server, self._server = self._server, None
+        if self._forwarder is not None:  # before its socket, which the event loop would keep
+            self._forwarder.close()
         if server is not None:
             self._closing.append(asyncio.ensure_future(asyncio.to_thread(server.close)))
 

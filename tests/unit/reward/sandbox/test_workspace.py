@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,35 @@ async def test_what_fills_the_workspace_is_limited() -> None:
         assert raised.value.ending == "crashed"  # which trains as wrong
         hidden = ["sh", "-c", "chmod 000 /tmp"]  # must not look as if the sandbox had failed
         assert (await workspace.run(hidden)).right and await said(workspace, "echo 2") == "2"
+
+
+async def test_a_memory_bomb_ends_the_workspace_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a cgroup, where this process ends the whole of it."""
+    monkeypatch.setattr("rlax_plugin.reward.sandbox.memory._new_cgroup", lambda: None)
+    small = replace(LIMITS, memory_bytes=64 * MIB, space_bytes=8 * MIB)
+    bomb = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(60)"
+    workspace = Workspace(small, port=5)
+    await workspace.start()
+    assert workspace._server is not None and workspace._server.listener is not None
+    number = workspace._server.listener.fileno()
+    ended = await workspace.run(["python", "-c", bomb])
+    assert (ended.ending, workspace.alive) == ("over_memory", False)
+    await asyncio.gather(*workspace._closing)
+    await workspace.close()
+    # The next file of that number can be waited for.
+    here, there = socket.socketpair()
+    if here.fileno() != number:
+        os.dup2(here.fileno(), number)
+        here = socket.socket(fileno=number)
+    arrived = asyncio.Event()
+    asyncio.get_running_loop().add_reader(here, arrived.set)
+    there.send(b"1")
+    await asyncio.wait_for(arrived.wait(), 60)
+    asyncio.get_running_loop().remove_reader(here)
+    here.close()
+    there.close()
 
 
 async def test_only_regular_files_are_carried() -> None:
