@@ -121,6 +121,7 @@ from rlax_plugin.reward.sandbox.workspace import (
     CarryError,
     Workspace,
     check_work_paths,
+    finds_program,
 )
 from rlax_plugin.rollout.batching.decode_engine import (
     MAX_STOP_IDS,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from rlax_plugin.api import (
     Workspace,
     check_see_paths,
     check_work_paths,
+    finds_program,
     one_line,
     outcome_of,
     request_metrics,
@@ -51,6 +53,7 @@ from rlax_plugin.api import (
 
 _KEY = "rlax.environment"
 _MIB = 1 << 20
+_PAGE_BYTES = 4096  # of which the work directory has whole ones
 _MOST_BYTES = 64 * _MIB  # of the files of a program, or of a verifier
 _LONGEST_S = 86_400.0  # of a program; the policy's time has deadlines of its own
 _TICK_S = 0.25
@@ -156,7 +159,7 @@ def check_program(config: ProgramConfig, context: BuildContext) -> CheckResult:
         too long.
     """
     for key, paths in _listed(config):
-        _files(key, paths)
+        _check_files(key, paths, config)
     try:
         check_see_paths(config.see)
     except ValueError as error:
@@ -179,6 +182,25 @@ def check_program(config: ProgramConfig, context: BuildContext) -> CheckResult:
         reason = f"{refusal}. What the model has a program do could do harm; true runs it anyway"
         raise ConfigError(f"{_KEY}.allow_weak", False, reason)
     return CheckResult(warnings=[(f"{_KEY}.allow_weak", f"is true, and {refusal}")])
+
+
+def _check_files(key: str, paths: Sequence[str], config: ProgramConfig) -> None:
+    """Checks that the files fit, and that a command which is not on PATH is among them."""
+    files = _files(key, paths)
+    size = sum(-(-len(data) // _PAGE_BYTES) * _PAGE_BYTES for data in files.values())
+    if size > config.disk_mib * _MIB:
+        reason = f"must be at least {-(-size // _MIB)}, the size of {_KEY}.{key}"
+        raise ConfigError(f"{_KEY}.disk_mib", config.disk_mib, reason)
+    command = config.command if key == "files" else config.verify.command
+    if not command or command[0].startswith("/"):
+        return
+    if "/" not in (name := command[0]):
+        if not finds_program(name, config.see):
+            reason = f"no program {name} is on the PATH of the sandbox: write ./{name} for a file"
+            raise ConfigError(f"{_KEY}.{key.replace('files', 'command')}", command, reason)
+    elif os.path.normpath(name) not in files:
+        reason = f"{_KEY}.{key} has no {os.path.normpath(name)}"
+        raise ConfigError(f"{_KEY}.{key.replace('files', 'command')}", command, reason)
 
 
 class Program(Environment):
@@ -286,12 +308,19 @@ class Program(Environment):
             "reference": prompt.reference,
         }
         async with self._workspace(verify.time_s, None) as fresh:
+            files = self._files["verify.files"]
+            try:  # first alone: what fails here is not due to what was carried
+                await fresh.put(files)
+            except CarryError as error:
+                raise ServerError(f"verify.files: {error}", passes=False) from None
             try:
                 await fresh.put(carried)
-                await fresh.put(self._files["verify.files"])
+                await fresh.put(files)
             except CarryError as error:
                 return self._wrong(error.ending, access)
             ended = await fresh.run(verify.command, json.dumps(task).encode())
+        if not ended.began:
+            raise ServerError(f"the verifier cannot be executed: {_said(ended)}", passes=False)
         if ended.ending is not None:
             self._shown += 1
             if self._shown <= _MOST_SHOWN:

@@ -67,7 +67,8 @@ def run(files: list[int], ready: int, held: Held, place: str) -> NoReturn:
       files: the program, stdin, stdout, stderr, and perhaps the channel; all above ``CHANNEL``.
         Where programs may be executed, JSON is in place of the program: ``source``, or ``command``
         with its ``environment``.
-      ready: gets one byte when only the code itself is left to run, or the error that prevented it.
+      ready: gets one byte when only the code itself is left to run, or the error that prevented it;
+        a second byte, 1, if a program cannot be executed.
       held: the containment.
       place: its directory, in which it may write.
     """
@@ -77,12 +78,12 @@ def run(files: list[int], ready: int, held: Held, place: str) -> NoReturn:
         os.write(ready, f"{type(error).__name__}: {error}".encode()[:1000])
         os._exit(1)
     os.write(ready, b"\0")
-    os.close(ready)
     if held.seen is not None:
         asked = json.loads(program)
         if "command" in asked:
-            _execute(asked["command"], asked["environment"], place)
+            _execute(asked["command"], asked["environment"], place, ready)
         program = asked["source"].encode()
+    os.close(ready)
     os._exit(_run(program))
 
 
@@ -160,13 +161,16 @@ def _allowed(name: int, value: int) -> int:
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
-def _execute(command: list[str], environment: Mapping[str, str], place: str) -> NoReturn:
+def _execute(
+    command: list[str], environment: Mapping[str, str], place: str, ready: int
+) -> NoReturn:
     """Replaces this process by a program; one that cannot be had ends as in a shell."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     own = {"HOME": place, "TMPDIR": place, "LANG": "C.UTF-8", **environment}
     try:
         os.execvpe(command[0], command, own)
     except (OSError, ValueError) as error:  # the second: a NUL in an argument
+        os.write(ready, b"\1")  # otherwise it is closed by now
         os.write(2, f"{command[0]}: {error}\n".encode(errors="replace"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 

@@ -60,12 +60,14 @@ class Ended:
         and its output has reached the limit, so that some may be missing.
       code: exit code, or the negative number of the signal.
       stdout, stderr: its output, at most ``Limits.file_bytes`` or 1 MiB each.
+      began: False if a program could not be executed, for which ``code`` is 127 or 126.
     """
 
     why: Why
     code: int
     stdout: bytes
     stderr: bytes
+    began: bool = True
 
     @property
     def right(self) -> bool:
@@ -275,7 +277,7 @@ class Running:
             why = "time"
         elif why == "signal" and exceeded:
             why = "memory"
-        return self._made(why, said["code"])
+        return self._made(why, said["code"], said["began"])
 
     def _failed(self, failure: SandboxError) -> SandboxError:
         """Ends the sandbox, and keeps why this piece has no result for every later ``wait``."""
@@ -284,7 +286,7 @@ class Running:
         self._failure = failure
         return failure
 
-    def _made(self, why: Why, code: int) -> Ended:
+    def _made(self, why: Why, code: int, began: bool = True) -> Ended:
         most = min(self._server.limits.file_bytes, OUTPUT_BYTES)
         texts = []
         for file in self._written:
@@ -292,7 +294,7 @@ class Running:
             os.close(file)
         if why == "exited" and any(len(text) >= most for text in texts):
             why = "output"
-        return Ended(why, code, texts[0], texts[1])
+        return Ended(why, code, texts[0], texts[1], began)
 
 
 def memory_file(data: bytes) -> int:

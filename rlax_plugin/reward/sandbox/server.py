@@ -168,16 +168,16 @@ def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dic
     poll = select.poll()
     for file in (ready, control.fileno(), ended):
         poll.register(file, select.POLLIN)
-    began, why = False, ""
+    began, refused, why = False, False, ""
     try:
         while True:
             left = end - time.monotonic()
             found = dict(poll.poll(max(0.0, left) * 1000))
             if ready in found:
                 said = os.read(ready, 1024)
-                if said not in (b"\0", b""):
+                if said.strip(b"\0\1"):
                     return {"failed": said.decode(errors="replace")}
-                began = began or bool(said)
+                began, refused = began or bool(said), said.endswith(b"\1")
                 poll.unregister(ready)
             elif ended in found:
                 break
@@ -197,7 +197,8 @@ def _watched(control: socket.socket, pid: int, ready: int, wall_s: float) -> dic
     code = os.waitstatus_to_exitcode(status)
     if not began and not why:
         return {"failed": f"ended with {code} before it began"}
-    return {"code": code, "why": why}
+    refused = refused or os.read(ready, 1) == b"\1"
+    return {"code": code, "why": why, "began": not refused}
 
 
 def _end_all(held: Held) -> None:

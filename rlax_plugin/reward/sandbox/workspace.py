@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -337,6 +338,11 @@ def _path(see: Sequence[str]) -> str:
     """Returns PATH: the environments that are seen, and the system."""
     own = [f"{path}/bin" for path in (*see, os.path.realpath(sys.base_prefix))]
     return ":".join([*filter(os.path.isdir, own), "/usr/local/bin", "/usr/bin", "/bin"])
+
+
+def finds_program(name: str, see: Sequence[str]) -> bool:
+    """True if commands that see these paths find a program of this name; see ``Workspace``."""
+    return shutil.which(name, path=_path([*see, os.path.realpath(sys.prefix)])) is not None
 
 
 def check_work_paths(paths: Iterable[str]) -> None:

@@ -209,6 +209,20 @@ async def test_what_was_solved_is_verified_even_if_the_program_died(
     assert outcome.ending == "over_time"
 
 
+async def test_a_verifier_that_cannot_work_trains_nothing(door: Door, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(9 << 20))
+    for options, said in (
+        ({"command": ["pythn", "grade.py"]}, "cannot be executed: exit code 127: pythn"),
+        ({"files": [str(tmp_path / "big")]}, "verify.files: files cannot be put"),
+    ):
+        with pytest.raises(ServerError, match=said):
+            await played(HONEST, tmp_path, verify=verify(tmp_path) | options)
+    # A verifier that runs, and exits in this way, may do so because of what was carried.
+    exits = {"command": ["sh", "-c", "exit 127"]}
+    outcome = await played(HONEST, tmp_path, verify=verify(tmp_path) | exits)
+    assert outcome.ending == "crashed"
+
+
 def checked(tmp_path: Path, **options: Any) -> str:
     """The config key that a start is refused for."""
     options = {"command": ["true"], **options}
@@ -225,6 +239,14 @@ def test_a_start_is_refused_by_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     verified = {"command": ["x"], "files": [missing]}
     assert "rlax.environment.verify.files" in checked(tmp_path, verify=verified)
     assert "must be below rlax.deadlines.episode_s, 120" in checked(tmp_path, time_s=120)
+    (tmp_path / "two").write_bytes(bytes(2 << 20))
+    two = [str(tmp_path / "two")]
+    refusal = checked(tmp_path, verify={"command": ["./two"], "files": two}, disk_mib=1)
+    assert "rlax.environment.disk_mib" in refusal and "must be at least 2" in refusal
+    for name in ("pythn", "./other", "two"):
+        refusal = checked(tmp_path, verify={"command": [name], "files": two})
+        assert "rlax.environment.verify.command" in refusal
+        assert "rlax.environment.command" in checked(tmp_path, command=[name], files=two)
     lacking = SimpleNamespace(refusal=lambda: "this machine lacks layers: landlock (no)")
     monkeypatch.setattr(rlax_http.program, "sandbox_layers", lambda: lacking)
     assert "landlock" in checked(tmp_path)
