@@ -105,7 +105,7 @@ class OwnEnvironment(Section):
 
 
 def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fills in what only a run with one environment must give, from the first of several.
+    """Fills in what only a run with one environment must give, from the first of several by name.
 
     The prompt sources agree in tokenizer and ends, for which that of the first one stands.
 
@@ -121,7 +121,7 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "prompt_source" in values:
         reason = "must be left out with rlax.environments, each of which has its own"
         raise ConfigError("rlax.prompt_source", values["prompt_source"], reason)
-    first = next(iter(several.values()))
+    first = several[min(several, key=str)]
     source = first.get("prompt_source") if isinstance(first, Mapping) else None
     # One that is missing is an error at its own key.
     return {"rewards": [], **values, "prompt_source": source or {"name": ""}}

@@ -267,7 +267,7 @@ class RlaxSection(Section):
             if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
                 reason = "the name of an environment must be 1 to 64 letters a to z, digits and _"
                 raise ConfigError(f"rlax.environments.{harmless(name)}", None, reason)
-        return found
+        return dict(sorted(found.items()))  # a mapping of YAML has no order that is kept
 
     @field_validator("signals")
     @classmethod

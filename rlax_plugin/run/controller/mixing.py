@@ -18,7 +18,7 @@ class Mix:
     """The plan of one run.
 
     Args:
-      weights: environment -> weight, relative to each other; in the order of the config.
+      weights: environment -> weight, relative to each other; of equal ones the first comes first.
       groups: groups of a batch.
     """
 

@@ -95,6 +95,7 @@ def read_limits(files: RunFiles) -> Limits:
     own = section.get("environments") or {}
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
         raise ConfigError(location, None, "has rlax.environments that are no mappings")
+    own = dict(sorted(own.items(), key=lambda named: str(named[0])))
     each = {name: _merged(section, one) for name, one in own.items()} or {"": section}
 
     def part[S: Section](

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from flow_harness import Harness, MixedOnly, settle
 from part_stubs import SourceStub
 
 from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import resolved
@@ -20,6 +22,7 @@ from rlax_plugin.data.prompts.of_run import RunPrompts
 from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.run.controller.mixing import Mix, StepsAhead
+from rlax_plugin.tools.commands.audit.record_limits import read_limits
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -63,7 +66,7 @@ def test_steps_ahead_shrink_where_groups_wait_and_grow_where_they_are_waited_for
     assert ahead.of == {"fast": 3, "slow": 4}
 
 
-MIX = {"fast": {"weight": 1}, "slow": {"weight": 1}}
+MIX = {"slow": {"weight": 1}, "fast": {"weight": 1}}
 
 
 def names(harness: Harness) -> Counter[str]:
@@ -162,6 +165,18 @@ BASE = {
     "rewards": [{"name": "even"}],
     "environments": {name: {"prompt_source": {"name": "numbers"}} for name in ("math", "tools")},
 }
+
+
+def test_the_order_of_environments_in_a_config_means_nothing(tmp_path: Path) -> None:
+    parts = {"slow": {"prompt_source": {"name": "a"}}, "fast": {"prompt_source": {"name": "b"}}}
+    for own in (parts, dict(reversed(parts.items()))):
+        config = resolved({"rlax": BASE | {"environments": own}})
+        assert [*config.section.environments] == ["fast", "slow"]
+        assert config.section.prompt_source.name == "b"
+        files = RunFiles(tmp_path)
+        files.put("config.yml", yaml.safe_dump(config.content, sort_keys=False).encode())
+        shares = read_limits(files).shares
+        assert Mix(shares, 3).of_batch({}) == {"fast": 2, "slow": 1}
 
 
 @pytest.mark.parametrize(
