@@ -65,11 +65,14 @@ class Use:
       key: dotted config key, e.g. ``rlax.rewards.0``.
       kind: kind of the part, e.g. ``reward``.
       choice: name and options as given.
+      environment: the one of several environments that has this part; several may have the part of
+        one key. "": the run has it.
     """
 
     key: str
     kind: str
     choice: Choice
+    environment: str = ""
 
 
 class Registry:
@@ -249,12 +252,19 @@ class Registry:
         for kind in ALL:
             if kind.name == "objective":
                 yield from self.objective_uses(section)
+                continue
+            own = [key for key in kind.config_keys if ".environments." in key]
+            places, known = [key for key in kind.config_keys if key not in own], set[str]()
             # Those of environments first: rlax.prompt_source stands for that of the first one.
-            for place in sorted(kind.config_keys, key=lambda one: ".environments." not in one):
-                if not place.startswith("rlax.objective."):
-                    for key, choice in _chosen(section, "rlax", place.split(".")[1:]):
+            for name, one in {**(section.by_environment if own else {}), "": section}.items():
+                for place in places:
+                    for key, choice in _chosen(one, "rlax", place.split(".")[1:]):
+                        its_key = section.own_key(name, key)
+                        if its_key.startswith("rlax.objective.") or (not name and key in known):
+                            continue
+                        known.add(its_key)
                         if choice.name:  # else it has options of the preset's part
-                            yield Use(key, kind.name, choice)
+                            yield Use(its_key, kind.name, choice, name)
 
     def _qualified(self, preset: Preset, plugin: str) -> Preset:
         """Returns a preset with its author's parts, even if other plug-ins offer the same names.
@@ -328,9 +338,14 @@ class Registry:
         Raises:
           ConfigError: a part's check failed.
         """
-        uses = self.uses(section)
-        found = [self.check_part(use.kind, use.choice, use.key, context) for use in uses]
-        return list(dict.fromkeys(warning for warnings in found for warning in warnings))
+        found: dict[tuple[str, str], None] = {}
+        for use in self.uses(section):
+            own = replace(context, section=section.of_environment(use.environment))
+            with section.keys_of(use.environment):
+                warnings = self.check_part(use.kind, use.choice, use.key, own)
+            for key, text in warnings:
+                found[section.own_key(use.environment, key), text] = None
+        return list(found)
 
     def check_part(
         self, kind: str, choice: Choice, key: str, context: BuildContext
@@ -361,7 +376,8 @@ class Registry:
         The trainer comes first, because its messages about a wrong model are the best.
 
         Returns:
-          Key of the part -> result of its check.
+          Key of the part -> result of its check; the second of several environments with this part
+          has its name behind the key.
 
         Raises:
           ConfigError: a part's check failed.
@@ -371,9 +387,13 @@ class Registry:
             extension = self.offer(use.kind, use.choice.part, use.key).extension
             if extension.check is not None:
                 options = self.options(use.kind, use.choice, use.key)
-                checked[use.key] = (
-                    extension.check(options, self._within(context, use.key)) or CheckResult()
-                )
+                own = replace(context, section=section.of_environment(use.environment))
+                title = f"{use.key} ({use.environment})" if use.key in checked else use.key
+                with section.keys_of(use.environment):
+                    found = extension.check(options, self._within(own, use.key)) or CheckResult()
+                key_of = functools.partial(section.own_key, use.environment)
+                warnings = tuple((key_of(key), text) for key, text in found.warnings)
+                checked[title] = replace(found, warnings=warnings)
         return checked
 
     def compiled(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -306,9 +308,23 @@ class RlaxSection(Section):
         its = getattr(own, first, None)
         if own is None or its is None:
             return f"rlax.{key}"
-        if isinstance(its, Section) and rest[:1] != [*own.given(first) & {*rest[:1]}]:
-            return f"rlax.{key}"
+        if isinstance(its, Section) and (not rest or rest[0] not in own.given(first)):
+            return f"rlax.{key}"  # each key of such a section may be inherited
         return f"rlax.environments.{name}.{key}"
+
+    def own_key(self, name: str, key: str) -> str:
+        """Returns ``key_of`` for a whole dotted key, which may be one of MaxText's."""
+        return self.key_of(name, key[5:]) if key.startswith("rlax.") else key
+
+    @contextmanager
+    def keys_of(self, name: str) -> Iterator[None]:
+        """Names the key that sets it for an environment in each ``ConfigError`` within."""
+        try:
+            yield
+        except ConfigError as error:
+            if (key := self.own_key(name, error.key)) == error.key:
+                raise
+            raise ConfigError(key, error.value, error.reason, error.others) from None
 
     def check_one_environment(self, what: str) -> None:
         """Checks that there are not several environments, for a command about one.
@@ -414,11 +430,8 @@ class RlaxSection(Section):
         self._can_mix()
         self._can_look_ahead()
         for name, one in self.by_environment.items():
-            try:
+            with self.keys_of(name):
                 one._check_environment()
-            except ConfigError as error:
-                key = self.key_of(name, error.key.removeprefix("rlax."))
-                raise ConfigError(key, error.value, error.reason) from None
         self._can_train_on_log()
 
     def _check_environment(self) -> None:

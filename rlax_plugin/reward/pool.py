@@ -498,6 +498,7 @@ class RewardPool:
             "section": section.model_dump(mode="json"),
             "run_dir": str(run_dir),
             "key": key,
+            "environment": key_of("environment"),
             "functions": dict(functions or {}),
             "maxtext": dict(maxtext or {}),
         }

@@ -749,7 +749,8 @@ def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
     needs = needs_of(forms)
     environment = None
     if section.several_turns:
-        environment = build_part("environment", section.environment, "rlax.environment", context)
+        key = start["environment"]
+        environment = build_part("environment", section.environment, key, context)
     if needs.waits or environment is not None:
         loop = loop_with(witness)
         waiting = WaitingJobs(

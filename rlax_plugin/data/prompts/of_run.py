@@ -103,16 +103,13 @@ class RunPrompts:
         asked: list[AskedSet] = []
         for name, one in section.by_environment.items():
             key = section.key_of(name, "prompt_source")
-            source = sources[name] = part("prompt_source", one.prompt_source, key)
-            first = next(iter(sources.values()))
-            _check_source(one, source, first, one.prompt_source.name, key, "the first environment")
-            _check_tokenizer(source, first, one.prompt_source.name, key)
-            try:
+            with section.keys_of(name):
+                source = sources[name] = part("prompt_source", one.prompt_source, key)
+                first, its_name = next(iter(sources.values())), one.prompt_source.name
+                _check_source(one, source, first, its_name, key, "the first environment")
+                _check_tokenizer(source, first, its_name, key)
                 train[name] = training_prompts(one, source, note=note) if trains else ()
                 sets = asked_sets(one, source, part)
-            except ConfigError as error:
-                own = section.key_of(name, error.key.removeprefix("rlax."))
-                raise ConfigError(own, error.value, error.reason, error.others) from None
             asked += [replace(a, name=name, environment=name) for a in sets] if name else sets
         prompts = JoinedPrompts(train) if section.environments and trains else train.get("", ())
         several = sources if section.environments else {}

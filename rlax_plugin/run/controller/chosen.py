@@ -104,11 +104,18 @@ class Builder:
 
     def environments(self) -> dict[str, Environment]:
         """Returns name -> environment; "" if there is one."""
-        section = self.section
-        return {
-            name: self.part("environment", one.environment, section.key_of(name, "environment"))
-            for name, one in section.by_environment.items()
-        }
+        built: dict[str, Environment] = {}
+        for name, one in self.section.by_environment.items():
+            key = self.section.key_of(name, "environment")
+            with self.section.keys_of(name):
+                built[name] = self.of_environment(name).part("environment", one.environment, key)
+        return built
+
+    def of_environment(self, name: str) -> Builder:
+        """Returns a builder for a run with this environment alone; "": itself."""
+        return replace(
+            self, context=replace(self.context, section=self.section.of_environment(name))
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,14 +168,12 @@ class GenerationStart:
             by_speed=not section.deterministic,
             continues=section.rollouts.on_new_weights == "continue",
         )
-        made = {
-            name: EnvironmentParts(
-                (own := prompts.source_of(name)),
-                rewards[name],
-                EpisodeRunner(one, own, environments[name], dispatcher),
-            )
-            for name, one in each.items()
-        }
+        made: dict[str, EnvironmentParts] = {}
+        for name, one in each.items():
+            own = prompts.source_of(name)
+            with section.keys_of(name):
+                runner = EpisodeRunner(one, own, environments[name], dispatcher)
+            made[name] = EnvironmentParts(own, rewards[name], runner)
         runners = {name: parts.episodes for name, parts in made.items()}
         several = rewards if section.environments else {}
         sets = problem_sets(section, prompts.asked, rewards.get(""), own_rewards | several, runners)

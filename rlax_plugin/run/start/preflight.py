@@ -63,7 +63,8 @@ def check_start(
     for name, one in section.by_environment.items():
         its_slots = own.get(name, slots)
         advantages.probe(its_slots.recorded_advantages, section.rollouts.group_size)
-        _check_learning(one, its_slots)
+        with section.keys_of(name):
+            _check_learning(one, its_slots)
     # Before its file system is looked for: installing that would not help.
     registry.check_part("weight_store", section.weights.store, "rlax.weights.store", context)
     check_places(section, maxtext, remote=remote)

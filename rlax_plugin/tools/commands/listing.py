@@ -25,8 +25,9 @@ def document(config: str | None, overrides: Sequence[str]) -> dict[str, list[dic
         return {"installed": installed_rows()}
     section, _ = load_section(config, overrides)
     registry = registry_for(section)
+    uses = {use.key: use for use in registry.uses(section)}
     return {
-        "used": [_used_row(registry, use) for use in registry.uses(section)],
+        "used": [_used_row(registry, use) for use in uses.values()],
         "loaded": [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names],
         "installed": installed_rows(),
     }

@@ -10,9 +10,10 @@ from installs import FILTER, PARTS, install, on_path, write
 from rlax_plugin.base.errors import ConfigError, PluginError
 from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.config.loading import ResolvedConfig, resolved
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
+from rlax_plugin.run.controller.chosen import Builder
 
 
 @pytest.fixture
@@ -284,3 +285,60 @@ def test_a_part_without_the_base_class_is_refused(folder: Path) -> None:
     )
     with pytest.raises(PluginError, match=text):
         validated().part("launcher", section().launcher, "rlax.launcher", context())
+
+
+ASKS = """
+    from rlax_plugin.api import (
+        CheckResult, ConfigError, Environment, Extension, NoOptions, Outcome, hookimpl
+    )
+
+    class Asks(Environment):
+        def __init__(self, options, context):
+            self.turns = context.section.episodes.max_turns
+
+        async def play(self, prompt, session):
+            return Outcome()
+
+    def check(options, context):
+        turns = context.section.episodes.max_turns
+        if turns > 9:
+            raise ConfigError("rlax.episodes.max_turns", turns, "must be at most 9")
+        return CheckResult(warnings=[("rlax.episodes.max_turns", f"is {turns}")])
+
+    @hookimpl
+    def rlax_register_environment():
+        return {"asks": Extension(NoOptions, Asks, check, check_start=check)}
+"""
+
+
+def test_an_environment_is_built_and_checked_with_the_keys_of_each_that_inherits_it(
+    folder: Path,
+) -> None:
+    write(folder, "tb_asks", ASKS)
+
+    def chosen(turns: int) -> RlaxSection:
+        source, one = {"name": "numbers"}, {"name": "single_turn"}
+        own = {
+            "a": {"prompt_source": source, "environment": one},
+            "b": {"prompt_source": source},
+            "c": {"prompt_source": source, "episodes": {"max_turns": turns}},
+        }
+        plugins = ["rlax_plugin.testing", "tb_asks"]
+        common = {"rewards": [{"name": "even"}], "environment": {"name": "asks"}}
+        content = common | {"environments": own, "plugins": plugins, "episodes": {"max_turns": 3}}
+        content |= {"trainer": {"name": "bigram"}, "rollouts": {"engine": {"name": "scripted"}}}
+        return resolved({"rlax": content}).section
+
+    section = chosen(7)
+    registry, outside = registry_for(section), BuildContext.outside_run(section)
+    built = Builder(registry, outside).environments()
+    assert (built["b"].turns, built["c"].turns) == (3, 7)
+    own_key = "rlax.environments.c.episodes.max_turns"
+    warnings = [("rlax.episodes.max_turns", "is 3"), (own_key, "is 7")]
+    assert registry.check_start(section, outside) == warnings
+    found = registry.check(section, outside)
+    of_both = ("rlax.environment", "rlax.environment (c)")
+    assert [w for key in of_both for w in found[key].warnings] == warnings
+    with pytest.raises(ConfigError, match="must be at most 9") as caught:
+        registry.check_start(chosen(10), outside)
+    assert caught.value.key == own_key

@@ -171,14 +171,17 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
     def part(kind: str, choice: Choice, key: str) -> Any:
         return registry.part(kind, choice, key, context)
 
-    for name, environment in Builder(registry, context).environments().items():
-        check_environment(section.of_environment(name), environment)
+    builder = Builder(registry, context)
+    for name, environment in builder.environments().items():
+        with section.keys_of(name):
+            check_environment(section.of_environment(name), environment)
     guided = section.objective.guidance is not None
     if guided or section.curation.screening.pilots:
         for name, one in section.by_environment.items():
             own = section.key_of(name, "rewards")
             keys = ((choice, f"{own}.{i}") for i, choice in enumerate(one.rewards))
-            forms = [form_of(part("reward", choice, key)) for choice, key in keys]
+            its_part = builder.of_environment(name).part
+            forms = [form_of(its_part("reward", choice, key)) for choice, key in keys]
             check_rewards(section, needs_of(forms))
     prompts = Prompts.of(section, part, context.functions, config.slots, config.maxtext)
     return replace(config, checked=checked, prompts=prompts)
