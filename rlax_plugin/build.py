@@ -198,26 +198,30 @@ class Registry:
     def slots_of_environments(
         self, context: BuildContext, slots: ObjectiveSlots
     ) -> dict[str, ObjectiveSlots]:
-        """Builds the objectives of the environments that have one of their own, by name.
+        """Builds the objective of each of several environments, by name.
 
         Args:
           slots: of the context's config.
 
         Raises:
-          ConfigError: one differs in more than its advantages, or these are computed again by the
-            trainer, which does not know environments.
+          ConfigError: one differs in more than its advantages; or the advantages are computed again
+            by the trainer, which does not know environments.
         """
-        section, found = context.section, dict[str, ObjectiveSlots]()
-        for name, own in section.environments.items():
-            if not (given := own.given("objective")):
-                continue
+        section, found, theirs = context.section, dict[str, ObjectiveSlots](), slots.algorithm
+        again = (
+            "with rlax.environments: the trainer would compute the advantages of a whole batch "
+            "again, over all environments"
+        )
+        if section.environments and section.signals:
+            names = [signal.name for signal in section.signals]
+            raise ConfigError("rlax.signals", names, f"must be empty {again}")
+        if section.environments and theirs.kl.penalises and theirs.kl.placement == "reward":
+            raise ConfigError("rlax.objective.kl.placement", "reward", f"must be loss {again}")
+        for name in section.environments:
             one, key = section.of_environment(name), f"rlax.environments.{name}.objective"
-            try:
+            with section.keys_of(name):
                 found[name] = self.slots(replace(context, section=one))
-            except ConfigError as error:
-                its_key = section.key_of(name, error.key.removeprefix("rlax."))
-                raise ConfigError(its_key, error.value, error.reason) from None
-            ours, theirs = found[name].algorithm, slots.algorithm
+            ours = found[name].algorithm
             for field in Algorithm.model_fields:
                 its, wanted = getattr(ours, field), getattr(theirs, field)
                 if its != wanted and field not in OwnObjective.model_fields:
@@ -226,12 +230,6 @@ class Registry:
                         "environments may differ in advantage and overlong only"
                     )
                     raise ConfigError(f"{key}.preset", one.objective.preset, reason)
-            if section.signals or (theirs.kl.penalises and theirs.kl.placement == "reward"):
-                reason = (
-                    "must be left out with rlax.signals and with the KL in the reward, with which "
-                    "the trainer computes the advantages of a whole batch again"
-                )
-                raise ConfigError(key, sorted(given), reason)
         return found
 
     def _within(self, context: BuildContext, key: str = "") -> BuildContext:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,10 @@ from rlax_plugin.data.prompts.of_run import RunPrompts
 from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.run.controller.mixing import Mix, StepsAhead
+from rlax_plugin.testing import make_group
 from rlax_plugin.tools.commands.audit.record_limits import read_limits
+from rlax_plugin.training.objective.advantages import of_groups
+from rlax_plugin.training.objective.loss import ObjectiveSlots
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -260,25 +264,56 @@ def test_prompt_sources_must_agree_before_a_device_is_touched(other, reason) -> 
 
 
 @pytest.mark.parametrize(
-    ("own", "more", "reason"),
+    ("own", "reason"),
     [
-        ({"preset": "gspo"}, {}, "has grad_1 .* may differ in advantage and overlong only"),
-        ({"advantage": {"name": "x"}}, {}, "no plug-in offers this advantage"),
-        (
-            {"preset": "grpo"},
-            {"kl": {"coefficient": 0.1, "placement": "reward"}},
-            "be left out with",
-        ),
+        ({"preset": "gspo"}, "has grad_1 .* may differ in advantage and overlong only"),
+        ({"advantage": {"name": "x"}}, "no plug-in offers this advantage"),
     ],
 )
-def test_an_objective_that_differs_in_more_than_advantages_is_refused(own, more, reason) -> None:
+def test_an_objective_that_differs_in_more_than_advantages_is_refused(own, reason) -> None:
     several = {**BASE["environments"], "tools": {**BASE["environments"]["tools"], "objective": own}}
-    content = {**BASE, "environments": several, "objective": {"preset": "grpo", **more}}
-    section = resolved({"rlax": {**content, "plugins": ["rlax_plugin.testing"]}}).section
-    registry, context = registry_for(section), BuildContext.outside_run(section)
     with pytest.raises(ConfigError, match=reason) as caught:
-        registry.slots_of_environments(context, registry.slots(context))
+        slots_of(environments=several)
     assert caught.value.key.startswith("rlax.environments.tools.objective")
+
+
+def slots_of(**more: Any) -> dict[str, ObjectiveSlots]:
+    """Builds the objectives of the environments."""
+    content = {**BASE, "plugins": ["rlax_plugin.testing"], "objective": {"preset": "grpo"}, **more}
+    section = resolved({"rlax": content}).section
+    registry, context = registry_for(section), BuildContext.outside_run(section)
+    return registry.slots_of_environments(context, registry.slots(context))
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        (
+            {"objective": {"preset": "grpo", "kl": {"coefficient": 0.1, "placement": "reward"}}},
+            "rlax.objective.kl.placement",
+        ),
+        ({"signals": [{"name": "critic"}]}, "rlax.signals"),
+    ],
+)
+def test_advantages_that_the_trainer_computes_again_are_refused(more, key) -> None:
+    with pytest.raises(ConfigError, match=r"with rlax\.environments") as caught:
+        slots_of(**more)
+    assert caught.value.key == key
+
+
+def test_an_inherited_length_penalty_is_relative_to_the_answers_of_the_environment() -> None:
+    short = {"prompt_source": {"name": "numbers"}, "rollouts": {"max_new_tokens": 8}}
+    slots = slots_of(
+        environments=BASE["environments"] | {"math": short},
+        objective={
+            "preset": "grpo",
+            "overlong": {"penalty": 1.0, "buffer_tokens": 4},
+            "advantage": {"name": "leave_one_out"},
+        },
+    )
+    group = make_group((1.0, 1.0), lengths=(2, 8))
+    found = {name: of_groups(one.recorded_advantages, [group])[0] for name, one in slots.items()}
+    assert found["math"].tolist() == [1.0, -1.0] and found["tools"].tolist() == [0.0, 0.0]
 
 
 def test_an_environment_has_its_own_keys_and_those_of_the_run() -> None:
