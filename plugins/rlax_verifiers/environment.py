@@ -62,6 +62,11 @@ class Verifiers(Environment):
         if not isinstance(source, VerifiersSource):
             reason = "plays the tasks of the prompt source verifiers: set it"
             raise ConfigError("rlax.environment.name", "verifiers", reason)
+        for name, one in context.section.evaluation.sets.items():
+            if one.prompt_source is not None:
+                key = f"rlax.evaluation.sets.{name}.prompt_source"
+                reason = "the environment verifiers plays the tasks of rlax.prompt_source: leave it"
+                raise ConfigError(key, one.prompt_source.name, f"{reason} out")
         self._config, self._limit_s = source.config, context.section.deadlines.startup_s
         self._door = EpisodeDoor(context, config.tool_calls, "rlax.environment.tool_calls")
         self._jobs, self._starting = itertools.count(), asyncio.Lock()
@@ -84,7 +89,9 @@ class Verifiers(Environment):
             )
             if "error" in said:
                 raise VerifiersError(one_line(str(said["error"]), _EXCERPT))
-            reply = {name: said.get(name) for name in ("reward", "metrics")}
+            if access.failed:
+                raise VerifiersError("a request of the episode failed here")
+            reply = {name: said.get(name) for name in ("reward", "metrics", "ended")}
             try:
                 return outcome_of(reply, access, needs_reward=True)
             except ValueError as error:
@@ -176,6 +183,8 @@ class _Process:
         Raises:
           VerifiersError: it has ended.
         """
+        if self.ended:
+            raise VerifiersError("the environment's process has ended")
         self._waiting[job] = asyncio.get_running_loop().create_future()
         try:
             self._say({"job": job, **asked})

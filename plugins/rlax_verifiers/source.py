@@ -42,6 +42,11 @@ class VerifiersSourceConfig(Section):
     most_tasks: Annotated[int, Field(ge=0)] = Field(
         default=0, description="number of tasks, the first ones; 0: all"
     )
+    allow_weak: bool = Field(
+        default=False,
+        description="true: also a harness that executes what the policy writes on this machine, "
+        "without a sandbox, as with the runtime subprocess",
+    )
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -54,7 +59,12 @@ class VerifiersSourceConfig(Section):
 
     def command(self, what: str) -> list[str]:
         """Returns the command of the environment's process; what: ``list`` or ``serve``."""
-        return [self.python, str(_INSIDE), what, json.dumps(self.resolved), str(self.most_tasks)]
+        settings = {
+            "env": self.resolved,
+            "most_tasks": self.most_tasks,
+            "allow_weak": self.allow_weak,
+        }
+        return [self.python, str(_INSIDE), what, json.dumps(settings)]
 
 
 class VerifiersSource(TextSource):

@@ -7,13 +7,14 @@ shows, without it, what happens when that process fails.
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_verifiers import write_fake_verifiers
 from rlax_verifiers import source as source_module
 from rlax_verifiers.environment import Verifiers, VerifiersConfig, VerifiersError
 from rlax_verifiers.source import VerifiersSource, VerifiersSourceConfig
@@ -79,7 +80,9 @@ for line in sys.stdin:
 """
 
 
-def player(directory: Path, python: str, **changes: Any) -> tuple[Verifiers, Any, Sequence[Prompt]]:
+def player(
+    directory: Path, python: str, options: Any = None, **changes: Any
+) -> tuple[Verifiers, Any, Sequence[Prompt]]:
     files = byte_level(directory / "model", template=TEMPLATE)
     sizes = {"max_prompt_tokens": 400, "max_new_tokens": 40}
     section = section_with(
@@ -92,7 +95,8 @@ def player(directory: Path, python: str, **changes: Any) -> tuple[Verifiers, Any
     )
     maxtext = {"tokenizer_path": str(files), "tokenizer_type": "huggingface"}
     run: Any = SimpleNamespace(section=section, maxtext=maxtext, run_dir=Path("/runs/mine"))
-    found = VerifiersSource(VerifiersSourceConfig(python=python, taskset="toy-adds"), run)
+    given = {"python": python, "taskset": "toy-adds"} | (options or {})
+    found = VerifiersSource(VerifiersSourceConfig.model_validate(given), run)
     run.part = lambda *_: found
     return Verifiers(VerifiersConfig(), run), run, found.prompts("train")
 
@@ -145,6 +149,67 @@ def test_an_environment_that_cannot_be_loaded_is_named(
         player(tmp_path, "/no/python")
     with pytest.raises(ConfigError, match=r"toy-adds.*No module named 'verifiers'"):
         player(tmp_path, sys.executable)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    write_fake_verifiers(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return lambda **options: player(tmp_path, sys.executable, options)
+
+
+async def test_what_an_environment_does_is_told_and_its_programs_see_no_key(
+    tmp_path: Path, fake: Callable[..., Any]
+) -> None:
+    verifiers, run, prompts = fake()
+    try:
+        child, _ = await played(verifiers, run, prompts[0], "")
+        assert (child.metrics["read"], child.metrics["shown"]) == (0, 0)
+        assert (child.reward, child.ended) == (0.5, "done")
+        for prompt, message in ((prompts[1], "TaskError: a hook broke"), (prompts[2], "2 agents")):
+            with pytest.raises(VerifiersError, match=message):
+                await played(verifiers, run, prompt, "")
+        cut, _ = await played(verifiers, run, prompts[3], "")
+        assert (cut.reward, cut.ended) == (0.5, "cut")
+        playing = asyncio.create_task(played(verifiers, run, prompts[4], ""))
+        while not (tmp_path / "began").exists():
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        while not (tmp_path / "cancelled").exists():
+            await asyncio.sleep(0.01)
+        process = verifiers._process
+        assert process is not None
+        await process.close()
+        with pytest.raises(VerifiersError, match="has ended"):  # it does not wait
+            await process.played(9, {})
+    finally:
+        await verifiers.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"env": {"agent": {"harness": {"id": "bash"}}}}, r"allow_weak: true"),
+        ({"env": {"agent": {"retries": {"max_retries": 1}}}}, r"env.agent.retries must be 0"),
+    ],
+)
+def test_a_harness_without_a_sandbox_and_retries_are_refused(
+    fake: Callable[..., Any], options: Any, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        fake(**options)
+
+
+def test_a_harness_without_a_sandbox_plays_if_it_is_allowed(fake: Callable[..., Any]) -> None:
+    *_, prompts = fake(env={"agent": {"harness": {"id": "bash"}}}, allow_weak=True)
+    assert len(prompts) == 5
+
+
+def test_prompts_of_another_source_are_refused(tmp_path: Path, stand_in: str) -> None:
+    sets = {"others": {"prompt_source": {"name": "jsonl", "path": "a.jsonl"}}}
+    with pytest.raises(ConfigError, match=r"evaluation.sets.others.prompt_source = 'jsonl'"):
+        player(tmp_path, stand_in, evaluation={"sets": sets})
 
 
 @pytest.mark.long
