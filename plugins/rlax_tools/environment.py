@@ -123,6 +123,14 @@ class Tools(Environment):
         if self.source.tokenizer is None:
             reason = "needs a prompt source with a tokenizer, whose chat template takes tools"
             raise ConfigError(f"{_KEY}.name", "tools", reason)
+        for name, one in section.evaluation.sets.items():
+            if one.prompt_source is not None:
+                reason = (
+                    "the environment tools reads its prompts by rlax.prompt_source: leave it out"
+                )
+                raise ConfigError(
+                    f"rlax.evaluation.sets.{name}.prompt_source", one.prompt_source.name, reason
+                )
         key = f"{_KEY}.tool_calls"
         self._form = form_of(self.source.tokenizer, config.tool_calls, key)
         if self._form.why_no_tools:
@@ -162,6 +170,8 @@ class Tools(Environment):
         described, after = [tool.description for tool in tools.values()], None
         for number in itertools.count():
             given = await self.encoded(messages, after, described)
+            if after is not None and len(given) >= session.tokens_left:
+                break
             try:
                 answer = await session.sample(given)
             except EpisodeLimit:
@@ -180,7 +190,10 @@ class Tools(Environment):
             counts["tool_calls_wrong"] += wrong
             for call in message.tool_calls:
                 begun_s = time.monotonic()
-                result = await self._result(call, tools, left_s, counts)
+                try:
+                    result = await self._result(call, tools, left_s, counts)
+                except EpisodeLimit:
+                    return "cut"
                 left_s -= time.monotonic() - begun_s
                 messages = [*messages, result]
         return "cut"
@@ -205,16 +218,20 @@ class Tools(Environment):
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
 
     async def _executed(self, tool: Tool, arguments: Mapping[str, Any], left_s: float) -> str:
-        limit_s = self._config.call_s
+        call_s = self._config.call_s
+        if (limit_s := min(call_s, left_s)) <= 0:
+            raise EpisodeLimit("the time for all calls is over")
         if tool.own_limit:
-            return await tool.call(arguments, max(min(limit_s, left_s), 0.0))
+            return await tool.call(arguments, limit_s)
         try:
             async with asyncio.timeout(limit_s) as limit:
                 return await tool.call(arguments, limit_s)
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise LateToolError(_LATE.format(tool.name, limit_s)) from None
+            if limit_s < call_s:
+                raise EpisodeLimit("the time for all calls is over") from None
+            raise LateToolError(_LATE.format(tool.name, call_s)) from None
 
     @asynccontextmanager
     async def opened(self, machine: Machine | None = None) -> AsyncIterator[Mapping[str, Tool]]:

@@ -19,6 +19,7 @@ from rlax_plugin.api import ConfigError, Ending, Outcome, TextRow, TextSource, T
 from rlax_plugin.base.endings import ending_of
 from rlax_plugin.base.types import Episode
 from rlax_plugin.reward.pool import RewardPool
+from rlax_plugin.rollout.episodes.playing import Playing
 
 SYSTEM, QUESTION = "Use the tools.", "How many live in Rome?"
 FUNCTIONS = '''
@@ -180,6 +181,40 @@ def test_limits_cut_the_episode(tmp_path: Path) -> None:
     assert len(episode.trajectories[0].turns) == 3  # the third call was not executed
     outcome, episode = played(Tools(config(), run), run, [one] * 7)
     assert outcome.ended == "cut" and len(episode.trajectories[0].turns) == 6  # max_turns
+
+
+def test_results_that_do_not_fit_are_not_asked_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = chats(byte_level(tmp_path / "model", template=TEMPLATE))
+    run = context(source, tmp_path, episodes={"max_turns": 6, "max_tokens": 1000})
+    asked, sample = [], Playing.sample
+
+    def counting(self: Playing, given: Sequence[int]) -> Any:
+        asked.append(len(given))
+        return sample(self, given)
+
+    monkeypatch.setattr(Playing, "sample", counting)
+    outcome, _ = played(Tools(config(), run), run, [call("text", length=2000), "never"])
+    assert outcome.ended == "cut" and len(asked) == 1
+
+
+def test_the_time_of_all_calls_together_cuts_the_episode(tmp_path: Path) -> None:
+    source = chats(byte_level(tmp_path / "model", template=TEMPLATE))
+    run = context(source, tmp_path, deadlines={"episode_s": 1.0})
+    calls = call("population", city="Rome") + call("hangs") * 3
+    outcome, episode = played(Tools(config(), run), run, [calls, "never"])  # call_s is 30 s
+    assert outcome.ended == "cut" and outcome.metrics["tool_calls"] == 4
+    assert len(episode.trajectories[0].turns) == 1
+
+
+def test_a_set_with_prompts_of_another_source_is_refused(tmp_path: Path) -> None:
+    source = chats(byte_level(tmp_path / "model", template=TEMPLATE))
+    sets = {"others": {"prompt_source": {"name": "jsonl", "path": "a.jsonl"}}}
+    run = context(source, tmp_path, evaluation={"sets": sets})
+    with pytest.raises(ConfigError, match="leave it out") as raised:
+        Tools(config(), run)
+    assert raised.value.key == "rlax.evaluation.sets.others.prompt_source"
 
 
 @pytest.mark.parametrize(
