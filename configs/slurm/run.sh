@@ -55,15 +55,25 @@ train=(
   "rlax.network.tls.certificate=$certs/server.pem" "rlax.network.tls.key=$certs/server-key.pem"
   "rlax.network.tls.ca=$certs/ca.pem" "$@"
 )
-# Each host has the number that SLURM gives its process.
+# Each host has the number that SLURM gives its process. Host 0 notes its status: if it fails, JAX
+# aborts the others, and srun returns the highest status.
+rm -f "$state/status"
+export STATUS_FILE=$state/status
 export HOST_0=$host:$((port + 1)) CONTROLLER=$controller TOKEN=$certs/host-token.json
 srun --nodes="$hosts" --ntasks="$hosts" --relative=0 bash -c '
   [ "$SLURM_NTASKS" = 1 ] ||
     set -- "$@" --hosts "$SLURM_NTASKS" --host "$SLURM_PROCID" --coordinator "$HOST_0"
   [ "$SLURM_PROCID" = 0 ] || set -- "$@" --controller "$CONTROLLER" --token-file "$TOKEN"
-  exec "$@"
+  [ "$SLURM_PROCID" = 0 ] || exec "$@"
+  trap : TERM
+  "$@"
+  status=$?
+  echo $status > "$STATUS_FILE"
+  exit $status
 ' host "${train[@]}"
 status=$?
+of_host_0=$(cat "$state/status" 2> /dev/null)
+case $of_host_0 in 1 | 2) status=$of_host_0 ;; esac
 end_workers
 
 # 0: complete, 1: failed, 2: wrong config, 130: stopped; above: killed, or another host was lost.

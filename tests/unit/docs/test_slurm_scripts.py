@@ -31,23 +31,39 @@ for word; do
   esac
   shift
 done
-for ((i = 0; i < ${SLURM_NTASKS:-1}; i++)); do SLURM_PROCID=$i "$@" || status=$?; done
-exit ${status:-0}
+for ((i = 0; i < ${SLURM_NTASKS:-1}; i++)); do
+  SLURM_PROCID=$i "$@"
+  ended=$?
+  [ $ended -le ${highest:-0} ] || highest=$ended
+done
+exit ${highest:-0}
 """
 NOTE = """
 { printf '%s\\0' "${0##*/}" "$@"; echo; } >> "$CALLS"
 case ${0##*/}-$1 in
   rlax-certs) mkdir -p "$3" && touch "$3"/{secrets,worker-token,host-token}.json ;;
-  rlax-train) exit "$STATUS" ;;
+  rlax-train)
+    statuses=($STATUS)
+    exit "${statuses[${SLURM_PROCID:-0}]:-${statuses[0]}}"
+    ;;
   squeue-*) echo "$STATE_OF_JOB" ;;
 esac
 """
 
 
 def submitted(
-    base: Path, script: str, *words: str, status: int = 0, state: str = "RUNNING", **settings: str
+    base: Path,
+    script: str,
+    *words: str,
+    status: int | str = 0,
+    state: str = "RUNNING",
+    **settings: str,
 ) -> tuple[int, list[list[str]]]:
-    """Runs a script as a job; returns its status, and the calls of other programs in order."""
+    """Runs a script as a job; returns its status, and the calls of other programs in order.
+
+    Args:
+      status: that of ``rlax train``; or those of the hosts, with spaces between them.
+    """
     (base / "bin").mkdir(parents=True)
     for program in ("srun", "rlax", "sbatch", "scancel", "squeue", "scontrol"):
         path = base / "bin" / program
@@ -135,6 +151,26 @@ def test_a_run_that_can_go_on_is_put_back(
     settings = {"HOSTS": "1", "SLURM_NNODES": "1", "SLURM_RESTART_COUNT": str(restarts)}
     ended, calls = submitted(tmp_path, "run.sh", CONFIG, status=status, state=state, **settings)
     assert ended == status
+    assert (["scontrol", "requeue", "7"] in calls) is again
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended", "again"),
+    [
+        ("2 134", 2, False),  # host 0 tells what is wrong, and JAX aborts the other
+        ("1 134", 1, False),
+        ("134 137", 137, True),  # host 1 was lost
+        ("0 0", 0, False),
+    ],
+)
+def test_a_run_over_hosts_ends_as_host_0_says(
+    tmp_path: Path, statuses: str, ended: int, again: bool
+) -> None:
+    (tmp_path / "state/mine").mkdir(parents=True)
+    (tmp_path / "state/mine/status").write_text("1\n")  # of an earlier time
+    settings = {"HOSTS": "2", "SLURM_NNODES": "2"}
+    found, calls = submitted(tmp_path, "run.sh", CONFIG, status=statuses, **settings)
+    assert found == ended
     assert (["scontrol", "requeue", "7"] in calls) is again
 
 
