@@ -30,16 +30,17 @@ certs=$shared/$name-certs state=$state/$name
 controller=$host:$port token=$certs/worker-token.json
 trap : TERM # a signal to all of the job reaches this shell too, which has something left to do
 
+end_workers() { scancel --user="$(id -un)" --name="$name-worker"; }
+end_workers # of an earlier time, which SLURM may have killed
+
 # Tokens and the authority stay as they are; the certificate is for the first node of this time.
 rlax certs make "$certs" --name "$host" --tokens || exit
 mkdir -p "$state" || exit
 [ -e "$state/secrets.json" ] || cp "$certs"/{secrets,worker-token,host-token}.json "$state" || exit
 
-end_workers() { scancel --user="$(id -un)" --name="$name-worker"; }
-end_workers # of an earlier time whose first node was lost
 if [ "$more" -gt 0 ]; then
   sbatch --job-name="$name-worker" --array="1-$more" \
-    configs/slurm/worker.sh "$controller" "$token" || exit
+    configs/slurm/worker.sh "$controller" "$token" "$SLURM_JOB_ID" || exit
 fi
 if [ "$SLURM_NNODES" -gt "$hosts" ]; then
   srun --nodes=$((SLURM_NNODES - hosts)) --ntasks=$((SLURM_NNODES - hosts)) --relative="$hosts" \

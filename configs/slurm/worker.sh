@@ -1,6 +1,7 @@
 #!/bin/bash
 # A further worker of a run, which run.sh submits as an array and cancels at its end. It may run in
-# a partition whose jobs are preempted: its groups run elsewhere, and it comes back.
+# a partition whose jobs are preempted: its groups run elsewhere, and it comes back while the run's
+# own job, the last argument, waits or runs.
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -13,6 +14,7 @@
 trap : TERM
 srun rlax serve --controller "$1" --token-file "$2"
 status=$?
+[ -n "$(squeue --noheader --jobs="$3")" ] || exit "$status"
 if [ "$status" != 2 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ] &&
   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"

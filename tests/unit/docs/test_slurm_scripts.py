@@ -42,11 +42,11 @@ NOTE = """
 { printf '%s\\0' "${0##*/}" "$@"; echo; } >> "$CALLS"
 case ${0##*/}-$1 in
   rlax-certs) mkdir -p "$3" && touch "$3"/{secrets,worker-token,host-token}.json ;;
-  rlax-train)
+  rlax-train | rlax-serve)
     statuses=($STATUS)
     exit "${statuses[${SLURM_PROCID:-0}]:-${statuses[0]}}"
     ;;
-  squeue-*) echo "$STATE_OF_JOB" ;;
+  squeue-*) case $* in *--format=%T*) echo "$STATE_OF_JOB" ;; *) echo "$RUN_OF_WORKER" ;; esac ;;
 esac
 """
 
@@ -62,7 +62,7 @@ def submitted(
     """Runs a script as a job; returns its status, and the calls of other programs in order.
 
     Args:
-      status: that of ``rlax train``; or those of the hosts, with spaces between them.
+      status: that of ``rlax``; or those of the hosts, with spaces between them.
     """
     (base / "bin").mkdir(parents=True)
     for program in ("srun", "rlax", "sbatch", "scancel", "squeue", "scontrol"):
@@ -74,6 +74,7 @@ def submitted(
         "CALLS": str(base / "calls"),
         "STATUS": str(status),
         "STATE_OF_JOB": state,
+        "RUN_OF_WORKER": "7 RUNNING",
         "SHARED": str(base / "shared"),
         "STATE": str(base / "state"),
         "SLURM_JOB_NAME": "mine",
@@ -121,7 +122,7 @@ def test_each_training_process_is_the_host_of_its_number(tmp_path: Path, hosts: 
     script = array.index("configs/slurm/worker.sh")
     _, of_worker = submitted(tmp_path / "worker", "worker.sh", *array[script + 1 :])
     serve = parsed(of_worker[0][1:])
-    assert serve["controller"].endswith(":4711")
+    assert serve["controller"].endswith(":4711") and array[-1] == "7"
     assert Path(serve["token_file"]).name == "worker-token.json"
 
 
@@ -151,6 +152,27 @@ def test_a_run_that_can_go_on_is_put_back(
     settings = {"HOSTS": "1", "SLURM_NNODES": "1", "SLURM_RESTART_COUNT": str(restarts)}
     ended, calls = submitted(tmp_path, "run.sh", CONFIG, status=status, state=state, **settings)
     assert ended == status
+    assert (["scontrol", "requeue", "7"] in calls) is again
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "settings", "again"),
+    [
+        (0, 0, {}, True),  # it was told to stop, or has lost the run
+        (1, 99, {}, True),
+        (137, 100, {}, False),
+        (2, 0, {}, False),  # its config is wrong
+        (1, 0, {"RUN_OF_WORKER": ""}, False),  # SLURM has killed the run's own job
+        (0, 0, {"STATE_OF_JOB": "COMPLETING"}, False),  # cancelled, or put back by SLURM
+    ],
+)
+def test_a_worker_comes_back_as_long_as_its_run_is_there(
+    tmp_path: Path, status: int, restarts: int, settings: dict[str, str], again: bool
+) -> None:
+    words = ("host:4711", "token.json", "6")
+    settings = {"SLURM_RESTART_COUNT": str(restarts), **settings}
+    ended, calls = submitted(tmp_path, "worker.sh", *words, status=status, **settings)
+    assert ended == status and ["squeue", "--noheader", "--jobs=6"] in calls
     assert (["scontrol", "requeue", "7"] in calls) is again
 
 
