@@ -14,7 +14,7 @@ from typing import Any
 import tiny_models
 from data_sets import write_lines
 from safetensors.numpy import save_file
-from small_tokenizers import CHATML, byte_level
+from small_tokenizers import CHATML, DATED, byte_level
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs/recipes"
@@ -106,7 +106,7 @@ def write_model(model: str, directory: Path) -> Path:
         shutil.copytree(assets / "qwen3-tokenizer", directory)
         vocabulary = 151936
     else:
-        byte_level(directory, template=CHATML)
+        byte_level(directory, template=DATED if MODELS[model] == "llama32" else CHATML)
     shapes = dict(reference["tensors"])
     for name in shapes.keys() & {"model.embed_tokens.weight", "lm_head.weight"}:
         shapes[name] = (vocabulary, *shapes[name][1:])

@@ -13,6 +13,12 @@ CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+DATED = (
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}{%- endif %}"
+    "{{ 'Today: ' + date_string }}" + CHATML
+)
+"""It writes the date in the form of Llama 3.2's template."""
 MERGES = [(".", "Ċ"), (".Ċ", "Q"), ("Ċ", "Ċ"), ("Ã", "©"), ("e", "n"), ("en", "d")]
 """Tokens of more than a byte: ``.\\nQ`` and its beginning, ``\\n\\n``, ``é``, ``end``."""
 

@@ -91,6 +91,15 @@ class ChatTemplate:
         """True if the tokenizer has a chat template."""
         return self._template is not None
 
+    @property
+    def writes_today(self) -> bool:
+        """True if it writes today's date for want of the argument ``date_string``.
+
+        The template of Llama 3.2 does so; ``strftime_now`` is a function of ``transformers``.
+        """
+        has_date = self._template is None or "date_string" in self._template.arguments
+        return not has_date and self.reads("date_string") and self.reads("strftime_now")
+
     def render(
         self,
         messages: Sequence[Message],

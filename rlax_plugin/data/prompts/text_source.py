@@ -52,6 +52,8 @@ class TextSource(PromptSource):
       system: message of the system before it, for a chat.
       stop_strings: texts that end an answer, in addition to the tokenizer's ``stop_ids``.
 
+    Raises:
+      ConfigError: the chat template writes today's date into each prompt.
     """
 
     tokenizer: Tokenizer
@@ -64,6 +66,14 @@ class TextSource(PromptSource):
         system: str = "",
         stop_strings: tuple[str, ...] = (),
     ):
+        if chat and tokenizer.chat.writes_today:
+            raise ConfigError(
+                "rlax.prompt_source.template_arguments",
+                None,
+                "must have date_string, such as {date_string: '26 Jul 2024'}: else the chat "
+                f"template in {tokenizer.directory} writes today's date, and a run that is resumed "
+                "tomorrow has other prompts",
+            )
         self.tokenizer, self.stop_strings = tokenizer, stop_strings
         self._chat, self._system = chat, system
         self._prompts: dict[str, tuple[Prompt, ...]] = {}

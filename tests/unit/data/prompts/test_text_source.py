@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_tokenizers import END, byte_fallback, byte_level
+from small_tokenizers import DATED, END, byte_fallback, byte_level
 
 from rlax_plugin.api import (
     BuildContext,
@@ -74,6 +74,17 @@ def test_messages_of_an_environment(tmp_path: Path) -> None:
     assert source.encode_messages(messages, after) == words.next_turn(messages, after)
     assert source.encode_messages(messages, None) == words.render(messages)
     assert END not in source.decode(np.array(source.encode_given("7")))
+
+
+def test_a_chat_template_that_writes_today_needs_a_date(tmp_path: Path) -> None:
+    directory = byte_level(tmp_path, template=DATED)
+    undated = Tokenizer.load(directory, "tokenizer_path")
+    assert Riddles(undated).prompts("train")  # no chat
+    with pytest.raises(ConfigError, match=r"template_arguments: must have date_string, such as"):
+        Riddles(undated, chat=True)
+    dated = Tokenizer.load(directory, "tokenizer_path", {"date_string": "26 Jul 2024"})
+    prompt = Riddles(dated, chat=True).prompts("train")[0]
+    assert dated.decode(prompt.tokens).startswith("Today: 26 Jul 2024")
 
 
 def test_an_unknown_split_is_rejected(tmp_path: Path) -> None:
