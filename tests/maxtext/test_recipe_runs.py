@@ -41,6 +41,7 @@ SMALL = (
     "rlax.rollouts.engine.warm_up=false",
     "rlax.deadlines={startup_s: 1200, batch_s: 1200, group_s: 600}",
     "rlax.network={host: 127.0.0.1, advertised_host: '', port: 0}",
+    *("rlax.network.tls={certificate: '', key: '', ca: ''}", "rlax.state_dir="),
 )
 FEW = tuple(  # steps of SFT
     f"rlax.trainer.warm_start.{setting}"
@@ -67,6 +68,8 @@ def home(name: str, tmp_path: Path) -> Path:
     write_model(base.parent.name, tmp_path / "source")
     dtype = ("--dtype", "bfloat16") if name.endswith("lora") else ()
     done("convert", "source", "--out", str(base.parent), *dtype, cwd=tmp_path)
+    if "certs/" in copied[0].read_text():
+        done("certs", "make", "certs", "--name", "trainer.example.org", cwd=tmp_path)
     return tmp_path
 
 

@@ -22,6 +22,7 @@ from recipes import DATA, FOLDER, MODELS, RECIPES, ROOT, data_sets
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import maxtext_configs, merged, resolve
+from rlax_plugin.rpc.security.operator_certificate import OperatorIdentity, check_shown_by_clients
 from rlax_plugin.tools.commands import recipe_files
 
 recipes = pytest.mark.parametrize("name", RECIPES)
@@ -69,6 +70,8 @@ def test_a_recipe_passes_the_fast_check_as_it_is_copied(name: str) -> None:
     assert done.exit_code == 0, done.stderr
     assert Path("run.yml").read_bytes() == (FOLDER / f"{name}.yml").read_bytes()
     assert f"rlax train {name}.yml" in done.stdout
+    for command in re.findall(r"^#     rlax (certs make \S+ --name \S+)", done.stdout, re.M):
+        assert rlax(*command.split()).exit_code == 0
     checked = rlax("check", "--fast", "run.yml", "--json")
     assert checked.exit_code == 0, checked.stderr
     expected = {"rlax.environment.url"} if name.endswith("agent") else set()
@@ -78,6 +81,10 @@ def test_a_recipe_passes_the_fast_check_as_it_is_copied(name: str) -> None:
     rows = shape["per_device_batch_size"] * shape["gradient_accumulation_steps"]
     assert section.batch_rows in (8 * rows, 32 * rows)  # v5e-8, v5e-32
     assert shape["max_target_length"] == section.row_tokens
+    if "--host N" in done.stdout:  # hosts accept each other by a certificate for host 0's name
+        OperatorIdentity(section.network.tls, [section.network.advertised_host])
+        check_shown_by_clients(section.network.tls)
+        assert section.state_dir.startswith("/var/")  # not on the storage that they share
 
 
 @recipes
