@@ -36,7 +36,11 @@ end_workers # of an earlier time, which SLURM may have killed
 # Tokens and the authority stay as they are; the certificate is for the first node of this time.
 rlax certs make "$certs" --name "$host" --tokens || exit
 mkdir -p "$state" || exit
-[ -e "$state/secrets.json" ] || cp "$certs"/{secrets,worker-token,host-token}.json "$state" || exit
+secrets=$(sha256sum < "$certs/secrets.json")
+if [ "$secrets" != "$(cat "$state/copied" 2> /dev/null)" ]; then # this disk has none, or others
+  cp "$certs"/{worker-token,host-token,secrets}.json "$state" || exit
+  echo "$secrets" > "$state/copied"
+fi
 
 if [ "$more" -gt 0 ]; then
   sbatch --job-name="$name-worker" --array="1-$more" \

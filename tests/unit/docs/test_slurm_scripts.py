@@ -133,6 +133,26 @@ def test_nodes_that_do_not_train_have_a_worker_each(tmp_path: Path) -> None:
     assert len(serves) == 3 and not [call for call in calls if call[0] == "sbatch"]
 
 
+def test_secrets_of_an_earlier_run_on_the_disk_are_replaced(tmp_path: Path) -> None:
+    shared, state = tmp_path / "shared/mine-certs", tmp_path / "state/mine"
+    places = {"SHARED": str(shared.parent), "STATE": str(state.parent)}
+    for directory in (shared, state):
+        directory.mkdir(parents=True)
+
+    def left(number: int) -> str:
+        settings = {"HOSTS": "1", "SLURM_NNODES": "1", **places}
+        assert submitted(tmp_path / str(number), "run.sh", CONFIG, **settings)[0] == 0
+        return (state / "secrets.json").read_text()
+
+    (state / "secrets.json").write_text("of an earlier run")
+    (shared / "secrets.json").write_text("first")
+    assert left(0) == "first"
+    (state / "secrets.json").write_text("rotated")
+    assert left(1) == "rotated"
+    (shared / "secrets.json").write_text("made again")
+    assert left(2) == "made again"
+
+
 @pytest.mark.parametrize(
     ("status", "state", "restarts", "again"),
     [
