@@ -24,6 +24,10 @@ shared=${SHARED:-$HOME/rlax}             # edit: a directory that all nodes see
 state=${STATE:-/var/tmp/rlax-$(id -un)}  # edit: on a disk of each training node; not on NFS
 port=${PORT:-4711}                       # edit: this one and the next are used on the first node
 
+if [ "$hosts" -gt "$SLURM_NNODES" ]; then
+  echo "HOSTS = $hosts: the job has $SLURM_NNODES nodes (--nodes)" >&2
+  exit 2
+fi
 config=$1 name=$SLURM_JOB_NAME host=$(hostname)
 shift
 certs=$shared/$name-certs state=$state/$name
@@ -82,8 +86,9 @@ case $of_host_0 in 1 | 2) status=$of_host_0 ;; esac
 end_workers
 
 # 0: complete, 1: failed, 2: wrong config, 130: stopped; above: killed, or another host was lost.
-# A job that SLURM itself puts back, and one that was cancelled, is not RUNNING any more.
-if [ "$status" -ge 130 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ] &&
+# A job that SLURM itself puts back, and one that was cancelled, is not RUNNING any more. One that
+# ends within a minute would do so again, such as one whose --time leaves --signal nothing.
+if [ "$status" -ge 130 ] && [ "$SECONDS" -ge 60 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ] &&
   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

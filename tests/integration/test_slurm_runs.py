@@ -55,6 +55,7 @@ class Job:
         settings = {"HOSTS": str(hosts), "MORE": str(more), "PORT": str(free_port())}
         settings |= {"SHARED": str(base / "shared"), "STATE": str(base / "state")}
         settings |= {"PATH": f"{ROOT / '.venv/bin'}:{cluster.environment['PATH']}"}
+        settings["SECONDS"] = "60"  # bash counts on from it; within a minute no job is put back
         command = ("sbatch", "--parsable", *options.split(), "configs/slurm/run.sh", *words)
         self.cluster, self.dir = cluster, base / "shared/demo"
         self.number = cluster.call(*command, environment=settings, cwd=base)

@@ -69,9 +69,11 @@ def submitted(
         path = base / "bin" / program
         path.write_text(f"#!/bin/bash\n{SRUN if program == 'srun' else NOTE}")
         path.chmod(0o755)
+    noted = base / "calls"
+    noted.touch()
     environment = {
         "PATH": f"{base / 'bin'}:{os.environ['PATH']}",
-        "CALLS": str(base / "calls"),
+        "CALLS": str(noted),
         "STATUS": str(status),
         "STATE_OF_JOB": state,
         "RUN_OF_WORKER": "7 RUNNING",
@@ -79,12 +81,13 @@ def submitted(
         "STATE": str(base / "state"),
         "SLURM_JOB_NAME": "mine",
         "SLURM_JOB_ID": "7",
+        "SECONDS": "60",  # bash counts on from it
         **settings,
     }
     done = subprocess.run(
         ["bash", str(SCRIPTS / script), *words], env=environment, capture_output=True, timeout=60
     )
-    lines = (base / "calls").read_text().splitlines()
+    lines = noted.read_text().splitlines()
     return done.returncode, [line.rstrip("\0").split("\0") for line in lines]
 
 
@@ -214,6 +217,17 @@ def test_a_run_over_hosts_ends_as_host_0_says(
     found, calls = submitted(tmp_path, "run.sh", CONFIG, status=statuses, **settings)
     assert found == ended
     assert (["scontrol", "requeue", "7"] in calls) is again
+
+
+def test_a_run_that_ends_at_once_is_not_put_back(tmp_path: Path) -> None:
+    settings = {"HOSTS": "1", "SLURM_NNODES": "1", "SECONDS": "0"}
+    status, calls = submitted(tmp_path, "run.sh", CONFIG, status=130, **settings)
+    assert status == 130 and not [call for call in calls if call[0] == "scontrol"]
+
+
+def test_more_hosts_than_nodes_are_refused_first(tmp_path: Path) -> None:
+    settings = {"HOSTS": "3", "SLURM_NNODES": "2"}
+    assert submitted(tmp_path, "run.sh", CONFIG, **settings) == (2, [])
 
 
 def test_the_signal_comes_in_time() -> None:
