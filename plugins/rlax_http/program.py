@@ -239,7 +239,8 @@ class Program(Environment):
         config = self._config
         limits = Limits(
             wall_s=time_s,
-            cpu_s=math.ceil(time_s) + 1,
+            # Of each process, all of whose threads count; the time of the whole ends the others.
+            cpu_s=math.ceil(time_s * (os.cpu_count() or 1)) + 1,
             memory_bytes=config.memory_mib * _MIB,
             processes=config.processes,
             open_files=COMMAND_LIMITS.open_files,

@@ -145,6 +145,20 @@ async def test_what_the_policy_cannot_have_caused_trains_nothing(
         await played("", tmp_path, command=["no-such"])
 
 
+async def test_a_program_may_use_all_processors_for_its_time(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    source = (
+        "import hashlib, threading, time\nbegun, data = time.process_time(), bytes(1 << 20)\n"
+        "def work():\n    while time.process_time() - begun < 2.5: hashlib.sha256(data)\n"
+        "threads = [threading.Thread(target=work) for _ in range(2)]\n"
+        "for one in threads: one.start()\nfor one in threads: one.join()\n"
+    )
+    door.access.sampling = True  # so that a busy machine has the time to run it
+    assert (await played(source + RIGHT, tmp_path, time_s=1.0)).reward == 1
+
+
 async def test_the_time_of_the_policy_is_not_the_programs(door: Door, tmp_path: Path) -> None:
     door.access.sampling = True
     assert (await played(f"import time; time.sleep(1)\n{RIGHT}", tmp_path, time_s=0.2)).reward == 1
