@@ -66,9 +66,9 @@ _ALLOWED = (
 )
 # Executing; watching files, priorities, extended attributes: what shells, git and tar use.
 _OF_PROGRAMS = (
-    "execve 59 221, execveat 322 281, memfd_create 319 279, inotify_init 253 -, "
-    "inotify_init1 294 26, inotify_add_watch 254 27, inotify_rm_watch 255 28, sync 162 81, "
-    "syncfs 306 267, sync_file_range 277 84, setpriority 141 140, "
+    "execve 59 221, execveat 322 281, inotify_init 253 -, "
+    "inotify_init1 294 26, inotify_add_watch 254 27, inotify_rm_watch 255 28, "
+    "sync_file_range 277 84, setpriority 141 140, "
     "sched_setaffinity 203 122, mlock 149 228, munlock 150 229"
 )
 Numbers = Mapping[str, tuple[int | None, int | None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,10 @@ _CGROUPS = "/sys/fs/cgroup"
 _NAME = "rlax-sandbox"
 _numbers = itertools.count()
 _GONE_S = 5.0
+_TABLE_S = 0.01
+_reading = threading.Lock()
+_children: dict[int, list[int]] = {}  # of all processes of this machine, at this time:
+_read_s = float("-inf")
 OWN_BYTES = 64 << 20
 """Memory of the interpreter that starts pieces of code, which is in the tree as well."""
 
@@ -41,10 +46,14 @@ class MemoryLimit(Protocol):
     def close(self) -> None: ...
 
 
-def memory_limit(limit_bytes: int) -> MemoryLimit:
-    """Returns the best kind of limit that this machine offers."""
+def memory_limit(limit_bytes: int, files_bytes: int = 0) -> MemoryLimit:
+    """Returns the best kind of limit that this machine offers.
+
+    Args:
+      files_bytes: of files in memory, which only a cgroup counts.
+    """
     directory = _new_cgroup()
-    return Watch(limit_bytes) if directory is None else Cgroup(directory, limit_bytes)
+    return Watch(limit_bytes) if directory is None else Cgroup(directory, limit_bytes + files_bytes)
 
 
 def how() -> str:
@@ -107,7 +116,10 @@ class Cgroup:
 
 
 class Watch:
-    """Adds up the memory of all processes; each process also has a limit of its address space."""
+    """Adds up the memory of all processes; each process also has a limit of its address space.
+
+    Files in memory, pipes and sockets are not counted.
+    """
 
     watch_s: float | None = 0.02
 
@@ -120,16 +132,36 @@ class Watch:
             self._root = psutil.Process(pid)
 
     def exceeded(self) -> bool:
-        if self._root is None:
+        if (root := self._root) is None:
             return False
-        tree: list[psutil.Process] = []
-        with suppress(psutil.Error):
-            tree = [self._root, *self._root.children(recursive=True)]
+        tree = [root]
+        for pid in _descendants(root.pid):
+            with suppress(psutil.Error):
+                tree.append(psutil.Process(pid))
         # What processes share is in the first sum several times, in the second one once.
         return sum(map(_resident, tree)) > self._limit and sum(map(_own, tree)) > self._limit
 
     def close(self) -> None:
         self._root = None
+
+
+def _descendants(root: int) -> list[int]:
+    """Returns the processes below one, in a table that all who watch read from this machine."""
+    global _children, _read_s
+    with _reading:
+        if time.monotonic() - _read_s > _TABLE_S:
+            _children = {}
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    _children.setdefault(process.ppid(), []).append(process.pid)
+            _read_s = time.monotonic()
+        children = _children
+    found, parents = {root}, [root]
+    while parents:
+        more = {*children.get(parents.pop(), ())} - found
+        found |= more
+        parents += more
+    return [*found - {root}]
 
 
 def _resident(process: psutil.Process) -> int:

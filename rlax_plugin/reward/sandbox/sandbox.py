@@ -219,7 +219,7 @@ class Running:
                     closing = stack if len(files) < 3 else if_failed
                     closing.callback(os.close, files[-1])
                 self._written = files[2:]
-                server.memory.exceeded()  # whatever was before does not count
+                self._out_of_memory()  # whatever was before does not count
                 passed = [] if channel is None else [channel.fileno()]
                 server.send({"job": number, "wall_s": wall_s}, [*files, *passed])
                 if_failed.pop_all()
@@ -260,7 +260,7 @@ class Running:
 
     def result(self, said: dict[str, Any] | None) -> Ended:
         """Returns what the server's message about it means; see ``wait`` and ``Server.answer``."""
-        exceeded = self._server.memory.exceeded()
+        exceeded = self._out_of_memory()
         if said is None:  # the server is gone, or ends now, with all that it has started
             why = self._server.lost or ("memory" if exceeded else None)
             # Process 1 of a namespace cannot be killed by what runs in it.
@@ -278,6 +278,10 @@ class Running:
         elif why == "signal" and exceeded:
             why = "memory"
         return self._made(why, said["code"], said["began"])
+
+    def _out_of_memory(self) -> bool:
+        """True if the kernel has killed a process; what is watched has been read already."""
+        return self._server.memory.watch_s is None and self._server.memory.exceeded()
 
     def _failed(self, failure: SandboxError) -> SandboxError:
         """Ends the sandbox, and keeps why this piece has no result for every later ``wait``."""
@@ -342,7 +346,7 @@ class Server:
         self.listener: socket.socket | None = None
         # What is in its work place is memory as well, and stays there if it is for programs.
         kept_bytes = 0 if see is None else limits.space_bytes
-        self.memory: MemoryLimit = memory_limit(limits.memory_bytes + kept_bytes)
+        self.memory: MemoryLimit = memory_limit(limits.memory_bytes, kept_bytes)
         with theirs:
             self._process = subprocess.Popen(
                 command("server", str(theirs.fileno())),

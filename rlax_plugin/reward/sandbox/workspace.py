@@ -15,10 +15,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 
+from rlax_plugin.base.concurrency.threads import on_daemon
 from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.reward.sandbox.code_limits import MIB, Limits
@@ -171,7 +172,7 @@ class Workspace:
         Raises:
           SandboxError: it cannot be started.
         """
-        starting = asyncio.ensure_future(asyncio.to_thread(self._server_started))
+        starting = _on_thread(self._server_started)
         try:
             self._server = server = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -179,7 +180,11 @@ class Workspace:
             raise
         if self._port is not None and server.listener is not None:
             self.reached = server.listener.getsockname()[1]
-            self._forwarder = await Forwarder.started(server.listener, LOOPBACK, self._port)
+            try:
+                self._forwarder = await Forwarder.started(server.listener, LOOPBACK, self._port)
+            except BaseException:
+                self._end()
+                raise
 
     def _server_started(self) -> Server:
         with _STARTING:
@@ -307,7 +312,7 @@ async def _answer(server: Server, running: Running) -> dict[str, object] | None:
                 said = server.receive()
                 if said is None or said.get("job", running.number) == running.number:
                     return said
-            elif watch_s is not None and server.memory.exceeded():
+            elif watch_s is not None and await _on_thread(server.memory.exceeded):
                 server.lost = "memory"
                 return None
         server.lost = "time"
@@ -316,9 +321,14 @@ async def _answer(server: Server, running: Running) -> dict[str, object] | None:
         loop.remove_reader(control)
 
 
+def _on_thread[T](work: Callable[[], T]) -> asyncio.Future[T]:
+    """Runs work on a thread of its own: those of the event loop's may all wait, or be busy."""
+    return asyncio.wrap_future(on_daemon(work, "rlax-sandbox"))
+
+
 def _close_unwanted(starting: asyncio.Future[Server]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().close()
+        on_daemon(starting.result().close, "rlax-sandbox")
 
 
 def _bases(path: str) -> list[str]:

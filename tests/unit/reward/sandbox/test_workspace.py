@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from rlax_plugin.api import COMMAND_LIMITS, CarryError, Ended, SandboxError, Workspace
+from rlax_plugin.reward.sandbox import memory
 from rlax_plugin.reward.sandbox.code_limits import MIB
 from rlax_plugin.reward.sandbox.layers import Offer, offered
 
@@ -84,8 +86,8 @@ async def test_a_memory_bomb_ends_the_workspace_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a cgroup, where this process ends the whole of it."""
-    monkeypatch.setattr("rlax_plugin.reward.sandbox.memory._new_cgroup", lambda: None)
-    small = replace(LIMITS, memory_bytes=64 * MIB, space_bytes=8 * MIB)
+    monkeypatch.setattr(memory, "_new_cgroup", lambda: None)
+    small = replace(LIMITS, memory_bytes=64 * MIB, space_bytes=512 * MIB)
     bomb = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(60)"
     workspace = Workspace(small, port=5)
     await workspace.start()
@@ -107,6 +109,36 @@ async def test_a_memory_bomb_ends_the_workspace_and_nothing_else(
     asyncio.get_running_loop().remove_reader(here)
     here.close()
     there.close()
+
+
+async def test_memory_is_watched_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, exceeded = [], memory.Watch.exceeded
+
+    def noted(watch: memory.Watch) -> bool:
+        threads.append(threading.current_thread())
+        return exceeded(watch)
+
+    monkeypatch.setattr(memory, "_new_cgroup", lambda: None)
+    monkeypatch.setattr(memory.Watch, "exceeded", noted)
+    async with Workspace(LIMITS) as workspace:
+        assert (await workspace.run(["sleep", "0.5"])).right
+    assert threads and threading.main_thread() not in threads
+
+
+def test_the_processes_of_this_machine_are_read_once_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, read = [], psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda: reads.append(1) or read())
+    monkeypatch.setattr(memory, "_TABLE_S", 600.0)
+    monkeypatch.setattr(memory, "_read_s", float("-inf"))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        watches = [memory.Watch(-memory.OWN_BYTES + limit) for limit in (0, 1 << 40)]
+        for watch in watches:
+            watch.add(process.pid)
+        assert [watch.exceeded() for watch in watches] == [True, False]
+        process.kill()
+    assert reads == [1]
 
 
 async def test_only_regular_files_are_carried() -> None:
@@ -159,6 +191,7 @@ async def test_this_machine_cannot_be_seen(tmp_path: Path) -> None:
         "unshare -U true",
         "chroot / true",
         "su -c true",
+        "python -c \"import os; os.memfd_create('uncounted')\"",
     ]
     async with Workspace(LIMITS) as workspace:
         ends = [await workspace.run(["sh", "-c", one]) for one in ways]
