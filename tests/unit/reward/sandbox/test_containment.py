@@ -104,6 +104,7 @@ def test_there_is_no_network(driver: Driver) -> None:
 
 
 def test_other_processes_cannot_be_signalled(driver: Driver) -> None:
+    driver.run("")  # starts it
     before = driver.processes()
     targets = (driver.pid, os.getpid(), *(one.pid for one in before))
     said = attempts(driver, *(f"os.kill({pid}, 9)" for pid in targets if pid > 20))
