@@ -222,7 +222,7 @@ class Program(Environment):
             async with self._workspace(config.time_s, port) as workspace:
                 ended = await self._played(workspace, prompt, access)
                 ending = Ending.OVER_TIME if ended is None else ended.ending
-                if ending is not None:
+                if ending is not None or access.failed or workspace.failed:
                     self._note_end(ended, access, workspace)
                 if not config.verify.command or not workspace.alive:
                     if ended is None or ending is not None:
@@ -270,7 +270,7 @@ class Program(Environment):
         return await _within(self._config.time_s, running, access)
 
     def _note_end(self, ended: Ended | None, access: Access, workspace: Workspace) -> None:
-        """Writes to the log that a program did not end by itself.
+        """Writes to the log that a program did not end well.
 
         Raises:
           ServerError: the policy cannot be to blame.

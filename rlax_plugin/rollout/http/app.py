@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -52,11 +53,18 @@ PolicyOf = Callable[[str | None], Policy | None]
 A look-up by a digest of the key takes no time that tells anything about others.
 """
 
+Failed = Callable[[Policy], None]
+"""Called with the policy of a request that failed, for which its client is not to blame."""
+
 Count = Callable[[str, str, float], None]
 """Called at the end of each request with its path, its HTTP status or CANCELLED, and seconds."""
 
 
 def _uncounted(path: str, code: str, took_s: float) -> None:
+    pass
+
+
+def _untold(policy: Policy) -> None:
     pass
 
 
@@ -69,16 +77,20 @@ class HttpDoor:
       count: see ``Count``; called on the server's thread.
       needs_key: False if everybody who can connect may ask. A browser then may not, because any
         page that it shows could make it ask.
+      failed: see ``Failed``; called on the server's thread.
+      most_of_one: bytes of large bodies that may be held for one policy.
       answering: number of requests that are being answered.
-      held: bytes of large bodies; see ``MOST_HELD_BYTES``.
+      held: bytes of large bodies, by policy; see ``MOST_HELD_BYTES``.
       reading: held while a large body is parsed.
     """
 
     policy_of: PolicyOf
     count: Count = _uncounted
     needs_key: bool = True
+    failed: Failed = _untold
+    most_of_one: int = MOST_HELD_BYTES
     answering: int = 0
-    held: int = 0
+    held: Counter[Policy] = field(default_factory=Counter)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,6 +111,7 @@ class HttpDoor:
     async def _respond(self, request: Request, send: Send) -> int:
         """Answers a request; returns the status."""
         more: Mapping[str, str] = {"connection": "close"}  # the body is perhaps not read
+        policy: Policy | None = None
         try:
             policy = self._admitted(request)
             if request.scope["path"] == "/v1/models":
@@ -110,6 +123,8 @@ class HttpDoor:
             raise
         except Exception as raised:  # noqa: BLE001 -- logged, and told to the client
             error = _refusal(raised)
+            if policy is not None and error.status >= 500:
+                self.failed(policy)
             if error.status == 401:
                 more = {**more, "www-authenticate": "Bearer"}
             if error.status in (429, 503):
@@ -155,9 +170,12 @@ class HttpDoor:
             async for piece in _pieces(request):
                 body += piece
                 if len(body) > _LARGE_BYTES:
-                    self.held += len(body) - counted
+                    self.held[policy] += len(body) - counted
                     counted = len(body)
-                    if self.held > MOST_HELD_BYTES:
+                    own = self.held[policy] > self.most_of_one
+                    if own or self.held.total() > MOST_HELD_BYTES:
+                        if not own:
+                            self.failed(policy)
                         reason = "too many large requests come at the same time: try again later"
                         raise Refused(reason, status=429, kind="rate_limit_error")
 
@@ -171,7 +189,8 @@ class HttpDoor:
             async with self.reading:
                 return await asyncio.wrap_future(on_daemon(read, "rlax-http-body"))
         finally:
-            self.held -= counted
+            self.held[policy] -= counted
+            self.held += Counter()  # keeps those above 0
 
 
 def _key(headers: Headers) -> str | None:

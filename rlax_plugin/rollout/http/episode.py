@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _MOST_TEXTS = 4096  # pieces of work that wait for the thread that encodes
 _MOST_CHOICES = 32  # of an episode at the same time: half of the questions that the trainer takes
+_MOST_LARGE = 4  # episodes that can use up the memory for large requests of all
 _EXCERPT = 300  # characters of an error
 _OVER = "the episode is over"
 
@@ -148,10 +149,16 @@ class EpisodeDoor:
             await policy.close()
 
     def _start(self) -> tuple[HttpServer, Executor]:
-        from rlax_plugin.rollout.http.app import LIMITS, HttpDoor  # loads uvicorn
+        from rlax_plugin.rollout.http.app import LIMITS, MOST_HELD_BYTES, HttpDoor  # loads uvicorn
         from rlax_plugin.rpc.transport.http import HttpServer
 
-        server = HttpServer(HttpDoor(self._policy_of), _LOOPBACK, 0, LIMITS)
+        def failed(policy: Policy) -> None:
+            assert isinstance(policy, EpisodePolicy)
+            policy.has_failed = True
+
+        share = MOST_HELD_BYTES // _MOST_LARGE
+        door = HttpDoor(self._policy_of, failed=failed, most_of_one=share)
+        server = HttpServer(door, _LOOPBACK, 0, LIMITS)
         return server, BackgroundWorker("rlax-http-text", _MOST_TEXTS)
 
     def _policy_of(self, key: str | None) -> Policy | None:

@@ -140,6 +140,8 @@ async def test_what_the_policy_cannot_have_caused_trains_nothing(
     door.access.failed = True
     with pytest.raises(ServerError, match="a request that failed here: exit code 1: ValueError"):
         await played("raise ValueError", tmp_path)
+    with pytest.raises(ServerError, match="a request that failed here: exit code 0"):
+        await played(RIGHT, tmp_path)
     door.access.failed = door.access.used = False
     with pytest.raises(ServerError, match="before it asked the policy: exit code 127: no-such"):
         await played("", tmp_path, command=["no-such"])

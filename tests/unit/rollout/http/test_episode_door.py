@@ -3,10 +3,13 @@
 import asyncio
 import functools
 import json
+import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from small_tokenizers import byte_level
 
 from rlax_plugin.api import ConfigError, EpisodeDoor, Tokenizer
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
+from rlax_plugin.rollout.http import app
 from rlax_plugin.rollout.http.messages import AnswerForm
 from rlax_plugin.rollout.http.policy import Asked, AssistantMessage
 from rlax_plugin.testing.task import CHARACTERS, Numbers, NumbersConfig, encode
@@ -303,6 +307,32 @@ async def test_at_most_32_answers_are_under_way_and_a_retry_needs_no_room(
         one, again = await asyncio.gather(*waiting)
         assert one == again and len(one.choices) == len(session.asked) == 32
         assert access.requests["begun"] == 32
+
+
+async def test_a_request_that_others_leave_no_room_for_is_not_the_programs_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doors, made = [], app.HttpDoor
+    monkeypatch.setattr(app, "MOST_HELD_BYTES", 400_000)  # 100,000 of them for one episode
+    monkeypatch.setattr(app, "HttpDoor", lambda *a, **k: doors.append(made(*a, **k)) or doors[0])
+    door = EpisodeDoor(Context(), "auto", "rlax.environment.tool_calls")  # type: ignore[arg-type]
+    large = {"messages": [user("1") | {"name": "n" * 80_000}]}
+    async with AsyncExitStack() as stack:
+        sessions = [Session() for _ in range(5)]
+        mine, *others = [await stack.enter_async_context(door.open(one)) for one in sessions]  # type: ignore[arg-type]
+        assert (await ask(mine, messages=[user("n" * 110_000)]))[0] == 429
+        assert not mine.failed  # it took too much itself
+        for access in others:
+            url = urllib.parse.urlsplit(access.base_url)
+            client = stack.enter_context(socket.create_connection((url.hostname, url.port)))
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+            head += f"Bearer {access.api_key}\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: 99000\r\n\r\n".encode() + b" " * 90_000)
+        async with asyncio.timeout(60):
+            while doors[0].held.total() < 360_000:
+                await asyncio.sleep(0.02)
+        assert (await ask(mine, **large))[0] == 429
+        assert mine.failed and not any(access.failed for access in others)
 
 
 async def test_a_temperature_is_refused_where_that_of_evaluations_differs() -> None:

@@ -356,7 +356,7 @@ def test_large_bodies_have_a_limit_together_and_delay_no_small_one(
     large = CHAT | {"user": "u" * 80_000}
     with served.connected() as client:
         client.sendall(head.encode() + b" " * 80_000)
-        wait_until(lambda: served.door.held == 80_000, "the body is not received")
+        wait_until(lambda: served.door.held.total() == 80_000, "the body is not received")
         assert served.asked("/v1/chat/completions", large)[0] == 429
         assert served.asked("/v1/chat/completions", CHAT)[0] == 200
     wait_until(lambda: not served.door.held, "the body is still held")
