@@ -58,9 +58,11 @@ class Forwarder:
         except OSError:
             self.failed = True
             return  # the client sees a connection that is closed
+        asking = asyncio.ensure_future(_pass_on(reader, ours))
         try:
-            await asyncio.gather(_pass_on(reader, ours), _pass_on(theirs, writer))
+            await _pass_on(theirs, writer)  # what the client asks afterwards nobody would answer
         finally:
+            asking.cancel()
             ours.close()
 
 

@@ -179,6 +179,24 @@ async def test_a_command_reaches_one_port_of_this_machine_and_nothing_else() -> 
     other.close()
 
 
+async def test_a_connection_ends_with_that_of_the_server() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"1")
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with Workspace(LIMITS, port=server.sockets[0].getsockname()[1]) as workspace:
+        # As many as are passed on at a time, twice, while the program keeps its ends open.
+        code = (
+            "import socket\nall = []\nfor _ in range(128):\n"
+            f"    all.append(socket.create_connection(('127.0.0.1', {workspace.reached})))\n"
+            "    assert all[-1].recv(1) == b'1'\nprint(len(all))"
+        )
+        ended = await workspace.run(["python", "-c", code])
+        assert ended.stdout == b"128\n", ended
+    server.close()
+
+
 async def test_this_machine_cannot_be_seen(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the run")
