@@ -23,6 +23,7 @@ from rlax_plugin.run.state.read_samples import as_batch, from_table
 from rlax_plugin.testing import make_batch, make_group
 from rlax_plugin.tools.commands.audit import Rule, audit
 from rlax_plugin.training.objective.batches import build_arrays
+from rlax_plugin.training.objective.update_sums import update_sums
 
 
 class Answering(Selection):
@@ -55,6 +56,8 @@ def test_samples_have_a_row_for_each_time_that_they_train():
     assert of_row["rl_group"] == [1, 2, 2, 2] and of_row["rl_group_size"] == [1, 3, 3, 3]
     assert of_row["rl_sample"] == [1, 0, 0, 2]
     assert of_row["rl_episode"] == [1, 2, 3, 4]  # copies are samples of their own
+    sums = {name: array.max(axis=1).tolist() for name, array in update_sums(found).items()}
+    assert sums["rl_sample_tokens"] == [3, 2, 2, 4] and sums["rl_group_tokens"] == [3, 8, 8, 8]
     advantages = found["rl_advantages"].sum(axis=1) / found["rl_mask"].sum(axis=1)
     assert advantages.tolist() == [-0.5, 1.0, 1.0, -1.0]  # among all samples of each group
 
