@@ -240,7 +240,7 @@ class History:
             message = f"step {step} trains groups {groups}: expected {wanted}"
             self._findings.violation(Rule.WRONG_BATCH, message, step=step)
         planned, found = self._planned(), self._by_environment(groups)
-        if self._mix and len(groups) == sum(planned.values()) and found != planned:
+        if self._mix and any(count > planned.get(name, 0) for name, count in found.items()):
             message = f"step {step} trains {found} groups: expected {planned}, by their weights"
             self._findings.violation(Rule.WRONG_BATCH, message, step=step)
         youngest = {self._environment(group): group for group in groups if group in self.alive}
@@ -299,13 +299,13 @@ class History:
         return {name: count for name, count in planned.items() if count}
 
     def _look_for_overtaken(self, step: int, youngest: int, name: str, passed_over: int) -> None:
-        """Reports older groups of an environment, but for so many unfinished ones."""
+        """Reports older groups of an environment, but for so many that a look-ahead passes over."""
         for group, one in self.alive.items():
             if group > youngest:
                 return
             if self._environment(group) != name:
                 continue
-            if one.scored is None and passed_over:
+            if passed_over:  # also one that was accepted while this batch was made
                 passed_over -= 1
                 continue
             if not one.overtaken:

@@ -152,7 +152,12 @@ def read_limits(files: RunFiles) -> Limits:
 
 def _merged(section: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the section of a run with one of its environments alone."""
-    below = {name: (section.get(name) or {}) | (own.get(name) or {}) for name in _BELOW}
+    own = {name: value for name, value in own.items() if value is not None}
+    below = {
+        name: (section.get(name) or {})
+        | {key: value for key, value in own.get(name, {}).items() if value is not None}
+        for name in _BELOW
+    }
     return {**section, **own, **below}
 
 
