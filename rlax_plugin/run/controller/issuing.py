@@ -121,7 +121,7 @@ class Issuing(RequestRefresher):
                     yield self.refreshed(self._request(group_id, one))
 
     def _give_up(self) -> None:
-        state, ready = self._history.run_state, self._buffer.groups
+        state, ready = self._history.run_state, self._buffer.ready
         if state.open or self._buffer.would_complete:
             return  # what is still in flight may yet do
         raise too_few_accepted(

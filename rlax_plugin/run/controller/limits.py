@@ -25,7 +25,6 @@ from rlax_plugin.rollout.fleet.fleet import Fleet, Worker
 from rlax_plugin.rollout.fleet.identities import Identity
 from rlax_plugin.run.controller.batch_rule import BatchRule
 from rlax_plugin.run.metrics.step import FinishedStep
-from rlax_plugin.run.state.ready_groups import ReadyGroups
 from rlax_plugin.training.objective.diagnostics import GROUP_GAPS
 
 ALL_FAILED = "all rewards failed"
@@ -74,13 +73,13 @@ def counted(reasons: Counter[str]) -> str:
 
 
 def too_few_accepted(
-    step: int, issued: int, rule: BatchRule, ready: ReadyGroups, scored: Sequence[Judged]
+    step: int, issued: int, rule: BatchRule, ready: str, scored: Sequence[Judged]
 ) -> TrainingError:
     """Returns the error of a step that exceeds ``rlax.curation.max_refill``.
 
     Args:
       issued: number of groups issued for this step.
-      ready: accepted groups that wait for it.
+      ready: what the accepted groups fill, see ``Buffer.ready``.
       scored: groups scored since the last batch.
     """
     reasons = Counter(
@@ -89,7 +88,7 @@ def too_few_accepted(
         if isinstance(one, Rejected) and one.reason != Ending.NOT_NEEDED  # which no filter decides
     )
     return TrainingError(
-        f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
+        f"step {step}: {issued} groups were issued and only {ready} were accepted "
         f"(rejected: {counted(reasons)}){_why(reasons, rule, scored)}"
     )
 

@@ -151,7 +151,7 @@ async def test_rejected_groups_are_refilled_until_the_limit_names_the_filters(ma
     await answers.answer(0, 0)
     for i in range(1, 6):
         await answers.answer(i, 0, rewards=(1.0, 1.0))
-    with pytest.raises(TrainingError, match=r"only 1 of 2 were accepted.*all rewards equal"):
+    with pytest.raises(TrainingError, match=r"only 1 of 2 groups were accepted.*all rewards equal"):
         await asyncio.wait_for(flow.batch(1), 60)
 
 

@@ -18,7 +18,7 @@ def rejected(number: int, why: str, *answers: tuple[str, float | None]) -> Rejec
 
 
 def message(*scored: Rejected) -> str:
-    return str(too_few_accepted(3, 8, BatchRule.of(section_with()), [], scored))
+    return str(too_few_accepted(3, 8, BatchRule.of(section_with()), "0 of 8 groups", scored))
 
 
 def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:

@@ -12,7 +12,7 @@ import yaml
 from flow_harness import Harness, MixedOnly, settle
 from part_stubs import SourceStub
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, TrainingError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.build import registry_for
@@ -123,6 +123,17 @@ def test_rejected_groups_are_made_up_for_by_the_same_environment(tmp_path: Path)
         assert Counter(trained_names(harness, found)) == {"fast": 2, "slow": 2}
 
     asyncio.run(run())
+
+
+async def test_the_environment_whose_groups_are_all_rejected_is_named(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, groups=2, refill=3, environments=MIX, filters=[MixedOnly()])
+    await harness.begin()
+    await answer(harness, "fast")
+    while names(harness):
+        await answer(harness, "slow", rewards=(1.0, 1.0))
+    expected = r"6 groups were issued and only fast 1 of 1, slow 0 of 1 groups were accepted"
+    with pytest.raises(TrainingError, match=expected):
+        await asyncio.wait_for(harness.flow.batch(1), 60)
 
 
 def test_advantages_are_those_of_the_environment(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def quoted(answer: str, error: str) -> str:
     equal = replace(one, episodes=(replace(one.episodes[0], text=answer),))
     failed = replace(scored_group(1, (1, None)), scores=(Unscored(error),))
     groups = Rejected(equal, "all equal"), Rejected(failed, ALL_FAILED)
-    said = [str(too_few_accepted(3, 8, rule, [], [one])) for one in groups]
+    said = [str(too_few_accepted(3, 8, rule, "0 of 8 groups", [one])) for one in groups]
     assert answer in said[0] and error in said[1]
     # The beginning would leave no room for the answer in a line of the bundle.
     return "".join(f"2026 ERROR rlax.run {one[one.index('(rejected') :]}\n" for one in said)
