@@ -9,6 +9,7 @@ are rejected by filters.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping
 
 _PATIENCE, _MOST_PATIENCE = 4, 256
@@ -26,8 +27,8 @@ class Mix:
         whole = sum(weights.values())
         self._shares = {name: weight / whole for name, weight in weights.items()}
         self._groups = groups
-        self._known: tuple[tuple[int, ...], int] | None = None
-        self._places: dict[str, list[int]] = {}
+        self._known: tuple[int, ...] = ()
+        self._count, self._places = 0, dict[str, list[int]]()  # the longest plan; others begin it
 
     def places(self, trained: Mapping[str, int], count: int) -> Mapping[str, list[int]]:
         """Returns environment -> the places of its groups among the next to train, from 0.
@@ -36,17 +37,18 @@ class Mix:
           trained: environment -> number of its groups that have trained.
           count: the number of places.
         """
-        known = tuple(trained.get(name, 0) for name in self._shares), count
-        if known != self._known:
-            self._known, self._places = known, {name: [] for name in self._shares}
-            used = dict(zip(self._shares, known[0], strict=True))
-            total = sum(known[0])
+        known = tuple(trained.get(name, 0) for name in self._shares)
+        if known != self._known or count > self._count:
+            self._known, self._count = known, count
+            self._places = {name: [] for name in self._shares}
+            used = dict(zip(self._shares, known, strict=True))
+            total = sum(known)
             for place in range(count):
                 name = max(used, key=lambda one: self._shares[one] * (total + 1) - used[one])
                 used[name] += 1
                 total += 1
                 self._places[name].append(place)
-        return self._places
+        return {name: own[: bisect_left(own, count)] for name, own in self._places.items()}
 
     def of_batch(self, trained: Mapping[str, int]) -> dict[str, int]:
         """Returns environment -> the number of its groups in the next batch."""

@@ -144,7 +144,7 @@ class RunState:
           environment: the one of several that has the prompts; "": there is one.
 
         Raises:
-          TrainingError: the sampler chose more or fewer than ``count``.
+          TrainingError: the sampler chose more or fewer than ``count``, or others than these.
         """
         prompts, rates, start = self._stages.prompts(self.next_step), self.rates, 0
         if isinstance(self.prompts, JoinedPrompts):
@@ -153,6 +153,11 @@ class RunState:
         chosen = self._samplers[environment].choose(prompts, rates, self._rng, count)
         if len(chosen) != count:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
+        if wrong := [index for index in chosen if not 0 <= index < len(prompts)]:
+            raise TrainingError(
+                f"rlax.curation.sampler chose prompt {wrong[0]}: must be from 0 to "
+                f"{len(prompts) - 1}"
+            )
         chosen = [start + index for index in chosen]
         issued = [self.prompts[index] for index in chosen]
         event = ev.Issued(self.next_id, tuple(p.id for p in issued), min_version)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from flow_harness import Harness, MixedOnly, settle
+from flow_harness import Harness, InOrder, MixedOnly, settle
 from part_stubs import SourceStub
 
 from rlax_plugin.base.errors import ConfigError, TrainingError
@@ -39,6 +39,9 @@ def test_the_plan_has_each_share_at_every_moment() -> None:
     assert mix.of_batch({"math": 3, "tools": 1}) == {"math": 3, "tools": 1}
     # A batch that had less of one is made up for.
     assert mix.of_batch({"math": 4, "tools": 0}) == {"math": 2, "tools": 2}
+    # A shorter plan begins a longer one.
+    assert mix.places({}, 8) and mix.places({}, 3) == {"math": [0, 1], "tools": [2]}
+    assert mix.places({}, 4) == {"math": [0, 1, 3], "tools": [2]}
 
 
 def test_joined_prompts_are_found_by_ids_that_name_their_environment() -> None:
@@ -123,6 +126,20 @@ def test_rejected_groups_are_made_up_for_by_the_same_environment(tmp_path: Path)
         assert Counter(trained_names(harness, found)) == {"fast": 2, "slow": 2}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("index", [-1, 10])
+async def test_a_sampler_chooses_no_prompts_of_another_environment(
+    tmp_path: Path, index: int
+) -> None:
+    class Neighbours(InOrder):
+        def choose(self, prompts, rates, rng, count):
+            assert len(prompts) == 10
+            return [index] * count
+
+    harness = Harness(tmp_path, groups=2, environments=MIX, sampler=Neighbours())
+    with pytest.raises(TrainingError, match=rf"rlax.curation.sampler chose prompt {index}: .* 9"):
+        harness.run_state.choose(1, 0, "fast")
 
 
 async def test_the_environment_whose_groups_are_all_rejected_is_named(tmp_path: Path) -> None:
