@@ -150,7 +150,7 @@ class Tools(Environment):
         if isinstance(self.source, HarborSource):
             task = await asyncio.to_thread(self.source.task, prompt)
             share -= JUDGE_SHARE
-        machine = Machine(sandbox) if task is None else task.machine(sandbox)
+        machine = self._machine() if task is None else task.machine(sandbox, self._config.call_s)
         counts: dict[str, float] = {name: 0.0 for name in _COUNTS}
         left_s = share * self._context.section.deadlines.episode_s
         async with self.opened(machine) as tools:
@@ -243,7 +243,7 @@ class Tools(Environment):
         Raises:
           ConfigError: a function cannot be used, or two tools have the same name.
         """
-        machine = machine or Machine(self._config.sandbox)
+        machine = machine or self._machine()
         async with self._starting:
             if self._functions is None:
                 self._functions = await asyncio.to_thread(self._loaded)
@@ -256,6 +256,9 @@ class Tools(Environment):
             stack.push_async_callback(machine.close)
             tools += machine.tools(self._config.shell, self._config.python)
             yield by_name(tools)
+
+    def _machine(self) -> Machine:
+        return Machine(self._config.sandbox, longest_s=self._config.call_s)
 
     def _loaded(self) -> Sequence[Tool]:
         loaded = []

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -39,6 +40,7 @@ from rlax_tools.machine import Machine, SandboxConfig
 JUDGE_SHARE = 0.4  # of ``rlax.deadlines.episode_s``, that a verifier may take
 _MIB = 1 << 20
 _MOST_BYTES = 64 * _MIB  # of the files of a task
+_CARRIED_BYTES = 15 * _MIB // 16  # that ``Workspace.take`` carries, and 512 count for each file
 _IMAGES = ("Dockerfile", "docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
 _SYSTEM = (
     "bin",
@@ -55,7 +57,16 @@ _SYSTEM = (
     "usr",
 )
 _DIRECTORY = re.compile(r"(/[A-Za-z0-9_.-]+)+")
-_TEST = ["bash", "-c", 'cd "$1" && mkdir -p /logs/verifier && exec /tests/test.sh', "bash"]
+# What a test prints is not read, and must not end it.
+_TEST = [
+    "bash",
+    "-c",
+    'cd "$1" && mkdir -p /logs/verifier && exec /tests/test.sh > /dev/null 2>&1',
+    "bash",
+]
+_REWARDS = ("logs/verifier/reward.json", "logs/verifier/reward.txt")  # in Harbor's order
+_METRIC = re.compile(r"[\w.: -]{1,57}")  # with ``harbor_`` before it
+_MOST_METRICS = 24
 
 _NotNegative = Annotated[float, Field(ge=0)]
 
@@ -133,12 +144,16 @@ class HarborTask:
     tests: Mapping[str, bytes]
     digest: str
 
-    def machine(self, config: SandboxConfig) -> Machine:
-        """Returns the sandbox in which it is played."""
-        return self._machine(config, self.files, self.config.environment.env)
+    def machine(self, config: SandboxConfig, longest_s: float) -> Machine:
+        """Returns the sandbox in which it is played; see ``Machine``."""
+        return self._machine(config, self.files, self.config.environment.env, longest_s)
 
     def _machine(
-        self, config: SandboxConfig, files: Mapping[str, bytes], variables: Mapping[str, str]
+        self,
+        config: SandboxConfig,
+        files: Mapping[str, bytes],
+        variables: Mapping[str, str],
+        longest_s: float,
     ) -> Machine:
         environment = self.config.environment
         return Machine(
@@ -149,6 +164,7 @@ class HarborTask:
             environment=variables,
             memory_bytes=environment.memory_mb and environment.memory_mb * _MIB,
             space_bytes=environment.storage_mb and environment.storage_mb * _MIB,
+            longest_s=longest_s,
         )
 
     async def judged(self, played: Machine, config: SandboxConfig) -> Outcome:
@@ -168,19 +184,20 @@ class HarborTask:
             await played.close()
         within = {name: data for name, data in carried.items() if _is_below(name, paths)}
         variables = self.config.environment.env | self.config.verifier.env
-        machine = self._machine(config, {**within, **self.tests}, variables)
+        limit_s = self.config.verifier.timeout_sec
+        machine = self._machine(config, {**within, **self.tests}, variables, limit_s)
         try:
             command = [*_TEST, self.config.environment.workdir]
-            ended = await machine.run(command, b"", self.config.verifier.timeout_sec)
-            found = await machine.take(["logs/verifier"])
+            ended = await machine.run(command, b"", limit_s)
+            found = await machine.take(_REWARDS)
         except CarryError as error:
             return Outcome(ending=error.ending)
         finally:
             await machine.close()
         if ended.why != "exited":
             return Outcome(ending=ended.ending)
-        for name, read in (("reward.json", _of_json), ("reward.txt", _of_text)):
-            if (content := found.get(f"logs/verifier/{name}")) is not None:
+        for name, read in zip(_REWARDS, (_of_json, _of_text), strict=True):
+            if (content := found.get(name)) is not None:
                 try:
                     reward, metrics = read(content)
                 except (ValueError, OverflowError, RecursionError):
@@ -199,7 +216,9 @@ def _of_json(content: bytes) -> tuple[float, dict[str, float]]:
     numbers = {str(name): _number(value) for name, value in values.items()}
     if "reward" not in numbers:
         raise ValueError("there is no reward")
-    return numbers.pop("reward"), {f"harbor_{name}": one for name, one in numbers.items()}
+    reward = numbers.pop("reward")
+    named = [name for name in numbers if _METRIC.fullmatch(name)][:_MOST_METRICS]
+    return reward, {f"harbor_{name}": numbers[name] for name in named}
 
 
 def _of_text(content: bytes) -> tuple[float, dict[str, float]]:
@@ -220,6 +239,9 @@ class HarborSource(TextSource):
         super().__init__(tokenizer, chat=True, system=config.system)
         self._directories = {"train": config.path, **config.splits}
         self._episode_s = context.section.deadlines.episode_s
+        environment = context.section.environment
+        options = environment.options if environment is not None else {}
+        self._sandbox = SandboxConfig.model_validate(options.get("sandbox", {}))
         self.splits = tuple(self._directories)
 
     def rows(self, split: str) -> list[TextRow]:
@@ -241,6 +263,7 @@ class HarborSource(TextSource):
         for name in names:
             try:
                 tasks[name] = read_task(directory / name)
+                _check_sandbox(tasks[name].config.environment, self._sandbox)
             except _RefusedError as error:
                 refused.append(f"task {name!r} {error}")
         if not names or refused:
@@ -283,6 +306,9 @@ def read_task(directory: Path) -> HarborTask:
     Raises:
       _RefusedError: it is not of the format, or needs what does not exist here.
     """
+    for name in ("task.toml", "instruction.md", "environment", "tests"):
+        if (directory / name).is_symlink():
+            raise _RefusedError(f"has {name}, which is a link")
     try:
         given = tomllib.loads((directory / "task.toml").read_text())
         instruction = (directory / "instruction.md").read_text().strip()
@@ -307,6 +333,12 @@ def read_task(directory: Path) -> HarborTask:
     tests = _files(directory / "tests", "tests")
     if "tests/test.sh" not in tests:
         raise _RefusedError("has no tests/test.sh")
+    carried = sum(len(data) + len(name.encode()) + 512 for name, data in files.items())
+    if config.verifier.environment_mode == "shared" and carried > _CARRIED_BYTES:
+        raise _RefusedError(
+            f"has {carried} bytes in environment/, which are carried to its tests, and at most "
+            f'{_CARRIED_BYTES} can be: [verifier] environment_mode = "separate" carries artifacts'
+        )
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
     digest.update(instruction.encode())
     for name, content in (*files.items(), *tests.items()):
@@ -334,6 +366,20 @@ def _check(config: _Task, directory: Path) -> None:
             raise _RefusedError(f"has the artifact {path}, outside of {environment.workdir}")
     if (directory / "trajectory.json").exists():
         raise _RefusedError("begins with a trajectory.json")
+
+
+def _check_sandbox(environment: _Environment, sandbox: SandboxConfig) -> None:
+    for key, asked, given in (
+        ("memory", environment.memory_mb, sandbox.memory_mib),
+        ("space", environment.storage_mb, sandbox.space_mib),
+    ):
+        if asked is not None and asked > given:
+            needs = f"needs {asked} MiB of {key}, and rlax.environment.sandbox.{key}_mib is {given}"
+            raise _RefusedError(needs)
+    seen = [*sandbox.see, sys.prefix, sys.base_prefix]
+    for path in (*map(os.path.realpath, seen), *map(os.path.abspath, seen)):
+        if _top(path) == _top(environment.workdir):
+            raise _RefusedError(f"works in {environment.workdir}, beside {path} of this machine")
 
 
 def _top(path: str) -> str:

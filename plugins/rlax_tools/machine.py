@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -43,6 +45,7 @@ class Machine:
       directory: in which commands begin.
       environment: variables of commands.
       memory_bytes, space_bytes: in place of the config's; None: these.
+      longest_s: time of the longest command, which may use all processors.
     """
 
     def __init__(
@@ -55,10 +58,12 @@ class Machine:
         environment: Mapping[str, str] | None = None,
         memory_bytes: int | None = None,
         space_bytes: int | None = None,
+        longest_s: float = COMMAND_LIMITS.wall_s,
     ):
         self.files = dict(files or {})
         self._limits = dataclasses.replace(
             COMMAND_LIMITS,
+            cpu_s=max(COMMAND_LIMITS.cpu_s, math.ceil(longest_s) * (os.cpu_count() or 1)),
             memory_bytes=memory_bytes or config.memory_mib * _MIB,
             space_bytes=space_bytes or config.space_mib * _MIB,
         )

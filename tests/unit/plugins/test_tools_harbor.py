@@ -177,6 +177,19 @@ def test_what_the_policy_leaves_elsewhere_does_not_judge(tmp_path: Path) -> None
             outcome("hello")
 
 
+@needs_layers
+def test_a_test_may_print_and_log_much_and_name_a_metric_as_it_likes(tmp_path: Path) -> None:
+    task = write(tmp_path / "tasks", "hello")
+    (task / "tests/test.sh").write_text(
+        "#!/bin/bash\nhead -c 3000000 /dev/zero; head -c 3000000 /dev/zero > /logs/verifier/log\n"
+        'echo \'{"reward": 0.5, "a/b": 1, "files": 2}\' > /logs/verifier/reward.json\n'
+    )
+    with player(tmp_path, tmp_path / "tasks") as outcome:
+        judged = outcome("hello")
+    assert (judged.reward, judged.ending) == (0.5, None)
+    assert [name for name in judged.metrics if name.startswith("harbor_")] == ["harbor_files"]
+
+
 @pytest.mark.parametrize(
     ("head", "file", "reason"),
     [
@@ -184,6 +197,12 @@ def test_what_the_policy_leaves_elsewhere_does_not_judge(tmp_path: Path) -> None
         (CLOSED + 'docker_image = "ubuntu:24.04"\n', "", "needs the image 'ubuntu:24.04'"),
         (CLOSED, "environment/Dockerfile", "needs an image, which environment/Dockerfile builds"),
         (CLOSED, "environment/docker-compose.yaml", "needs an image"),
+        (
+            CLOSED.replace("256", "2048"),
+            "",
+            "needs 2048 MiB of memory, and rlax.environment.sandbox.memory_mib is 1024",
+        ),
+        (CLOSED + 'workdir = "/seen/b"\n', "", "works in /seen/b, beside /seen/a of this machine"),
         (CLOSED + "gpus = 1\n", "", "task.toml, environment.gpus: Input should be 0"),
         (CLOSED + "[[steps]]\nname = 'a'\n", "", "task.toml, steps: Extra inputs are not permit"),
         (CLOSED + '[environment.env]\nA = "${A}"\n', "", "needs a variable of this machine for A"),
@@ -199,7 +218,8 @@ def test_tasks_that_cannot_be_played_are_refused_by_name(
     if file:
         (task / file).write_text("FROM ubuntu")
     with pytest.raises(ConfigError) as raised:
-        source(tmp_path, tmp_path / "tasks").prompts("train")
+        environment = {"name": "tools", "sandbox": {"see": ["/seen/a"]}}
+        source(tmp_path, tmp_path / "tasks", environment=environment).prompts("train")
     told = str(raised.value)
     assert (raised.value.key == "rlax.prompt_source.path" and f"task 'sum' {reason}" in told) or (
         reason.startswith("task.toml") and f"task 'sum' cannot be played here: {reason}" in told
@@ -213,3 +233,18 @@ def test_a_verifier_without_time_and_links_are_refused(tmp_path: Path) -> None:
     (task / "tests/link").symlink_to("/etc/passwd")
     with pytest.raises(ConfigError, match="has tests/link, which is no file"):
         source(tmp_path / "b", tmp_path / "tasks").prompts("train")
+    (task / "environment").rename(tmp_path / "elsewhere")
+    (task / "environment").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="has environment, which is a link"):
+        source(tmp_path / "c", tmp_path / "tasks").prompts("train")
+
+
+def test_files_that_cannot_be_carried_are_refused_before_they_cost_an_answer(
+    tmp_path: Path,
+) -> None:
+    task = write(tmp_path / "tasks", "sum", CLOSED + QUICK)
+    (task / "environment/large").write_bytes(bytes(1 << 20))
+    with pytest.raises(ConfigError, match=r"in environment/, which are carried to its tests"):
+        source(tmp_path, tmp_path / "tasks").prompts("train")
+    (task / "task.toml").write_text(HEADS["separate"])
+    assert len(source(tmp_path / "b", tmp_path / "tasks").prompts("train")) == 1
