@@ -221,6 +221,8 @@ class Tools(Environment):
         call_s = self._config.call_s
         if (limit_s := min(call_s, left_s)) <= 0:
             raise EpisodeLimit("the time for all calls is over")
+        if tool.ready is not None:
+            await tool.ready()
         if tool.own_limit:
             return await tool.call(arguments, limit_s)
         try:

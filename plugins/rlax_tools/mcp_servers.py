@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_json
 
 from rlax_plugin.api import CallError, ConfigError, Ending, RlaxError, Section
 from rlax_tools.tool import Tool
@@ -21,9 +23,16 @@ if TYPE_CHECKING:
     from mcp import ClientSession
 
 _KEY = "rlax.environment.mcp"
-_INVALID_PARAMS = -32602  # of JSON-RPC
+_INVALID_PARAMS, _CONNECTION_CLOSED = -32602, -32000  # of JSON-RPC, and of the client
 _END_S = 10.0  # the client closes the server's input, then terminates, then kills it
+_PING_S = 5.0
 _MOST_PAGES = 100
+_SPARE_DEPTH = 150  # servers leave unanswered what they cannot read; pydantic's reads 200 levels
+# A server that hangs would outlive a reward process that is killed: PR_SET_PDEATHSIG is 1.
+_WITH_PARENT = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 class ServerConfig(Section):
@@ -104,20 +113,24 @@ class McpServer:
             async def call(arguments: Mapping[str, Any], limit_s: float) -> str:
                 return await (await connection()).call(name, arguments)
 
-            return Tool(described, call)
+            return Tool(described, call, ready=connection)
 
         try:
             yield [tool(one) for one in self._described or ()]
+        except asyncio.CancelledError:  # whoever cancels does not wait as long as a server may take
+            while own:
+                own.pop().end()
+            raise
         finally:
             for one in own:
                 await one.close()
 
     async def _alive(self) -> _Connection:
-        """Returns the server of all episodes; starts it again if it has ended."""
+        """Returns the server of all episodes; starts it again if it has ended, or hangs."""
         async with self._starting:
-            if self._shared is None or self._shared.lost:
+            if self._shared is None or not await self._shared.answers():
                 if self._shared is not None:
-                    await self._shared.close()
+                    self._shared.end()
                 self._shared = None
                 self._shared = await self._started()
             return self._shared
@@ -128,7 +141,8 @@ class McpServer:
             await self._shared.close()
 
     async def _started(self) -> _Connection:
-        connection = _Connection(f"the MCP server {self._name!r}", self._config.command)
+        name = f"the MCP server {self._name!r} ({_KEY}.{self._name}.command)"
+        connection = _Connection(name, self._config.command)
         try:
             await connection.ready(self._startup_s)
         except BaseException:
@@ -138,15 +152,11 @@ class McpServer:
 
 
 class _Connection:
-    """A server's process. One task opens and closes it, as the client's scopes want it.
-
-    Attributes:
-      lost: True once a call has failed because of the server.
-    """
+    """A server's process. One task opens and closes it, as the client's scopes want it."""
 
     def __init__(self, name: str, command: Sequence[str]):
-        self.lost = False
         self._name, self._command = name, command
+        self._doubted = False  # a call has failed, for which the server may be to blame
         self._over = asyncio.Event()
         self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._serve())
@@ -154,10 +164,12 @@ class _Connection:
     async def _serve(self) -> None:
         from mcp import ClientSession, StdioServerParameters, stdio_client
 
-        program, *arguments = self._command
         # Of this process's variables the client passes on those that a program needs, and no keys.
-        server = StdioServerParameters(command=program, args=arguments)
+        arguments = ["-ISc", _WITH_PARENT, *self._command]
+        server = StdioServerParameters(command=sys.executable, args=arguments)
         try:
+            if shutil.which(self._command[0]) is None:
+                raise FileNotFoundError(f"there is no program {self._command[0]!r}")
             async with (
                 stdio_client(server, errlog=sys.stderr) as streams,
                 ClientSession(*streams) as session,
@@ -166,7 +178,6 @@ class _Connection:
                 self._session.set_result(session)
                 await self._over.wait()
         except BaseException as error:
-            self.lost = True
             if isinstance(error, asyncio.CancelledError):
                 raise
             if self._session.done():
@@ -174,7 +185,9 @@ class _Connection:
             self._session.set_exception(self._failed(error))
 
     def _failed(self, error: BaseException) -> ServerFailedError:
-        self.lost = True
+        self._doubted = True
+        while isinstance(error, BaseExceptionGroup):  # of the client's tasks
+            error = error.exceptions[0]
         failure = ServerFailedError(f"{self._name} failed: {error}")
         failure.__cause__ = error
         return failure
@@ -208,6 +221,8 @@ class _Connection:
                     if listed.next_cursor is None:
                         break
                     page = PaginatedRequestParams(cursor=listed.next_cursor)
+                else:
+                    raise ValueError(f"it lists its tools on more than {_MOST_PAGES} pages")
         except Exception as error:
             raise self._failed(error) from error
         return [
@@ -222,17 +237,44 @@ class _Connection:
             for tool in found
         ]
 
+    async def answers(self) -> bool:
+        """True unless a call has failed and it does not answer a ping, either."""
+        from mcp import MCPError
+
+        if self._doubted:
+            try:
+                async with asyncio.timeout(_PING_S):
+                    await self._session.result().send_ping()
+            except TimeoutError:
+                return False
+            except MCPError as error:  # an error of another kind is an answer
+                if error.code == _CONNECTION_CLOSED:
+                    return False
+            self._doubted = False
+        return True
+
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Returns the texts of a result.
 
         Raises:
-          CallError: the server says that the tool has failed, or that the arguments are wrong.
+          CallError: the server says that the tool has failed, or that the arguments are wrong; or
+            they cannot be sent.
           ServerFailedError: it has ended, or its answer is not of the protocol.
         """
         from mcp import MCPError
 
+        deep: Any = arguments
+        for _ in range(_SPARE_DEPTH):
+            deep = [deep]
+        try:
+            to_json(deep)  # a message that cannot be written would end the connection
+        except ValueError as error:
+            raise CallError(f"the arguments cannot be sent: {error}") from None
         try:
             result = await self._session.result().call_tool(name, dict(arguments))
+        except asyncio.CancelledError:  # perhaps after call_s
+            self._doubted = True
+            raise
         except MCPError as error:
             if error.code == _INVALID_PARAMS:
                 raise CallError(error.message) from None
@@ -247,11 +289,19 @@ class _Connection:
             raise CallError(text)
         return text
 
-    async def close(self) -> None:
-        """Ends the process, and all that it has started in its group."""
+    def end(self) -> None:
+        """Begins to end the process, and all that it has started in its group."""
         self._over.set()
         if not self._session.done():
             self._task.cancel()
+        self._task.add_done_callback(_told)
+
+    async def close(self) -> None:
+        """Ends the process; see ``end``."""
+        self.end()
         await asyncio.wait([self._task], timeout=_END_S)
-        if self._task.done() and not self._task.cancelled():
-            self._task.exception()  # of a server that had ended before; its calls have told it
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # of a server that had ended before; its calls have told it

@@ -19,11 +19,13 @@ class Tool:
         with the reason if the call is wrong; everything else that it raises is the tool's failure.
       own_limit: True if it ends in time by itself, and its result then says so: for what the
         policy can make hang.
+      ready: starts what it needs, in a time of its own, before a call; None: nothing.
     """
 
     description: Mapping[str, Any]
     call: Callable[[Mapping[str, Any], float], Awaitable[str]]
     own_limit: bool = False
+    ready: Callable[[], Awaitable[Any]] | None = None
 
     @property
     def name(self) -> str:

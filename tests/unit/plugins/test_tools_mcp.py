@@ -3,10 +3,12 @@
 import asyncio
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +21,8 @@ from rlax_plugin.api import CallError, ConfigError, Ending
 
 needs_mcp = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp")
 SERVER = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, time
+from mcp import MCPError
 from mcp.server import MCPServer
 
 server, calls = MCPServer("counts"), []
@@ -39,6 +42,21 @@ def divided(a: int, b: int) -> float:
 def dies() -> str:
     "Ends the server."
     os._exit(3)
+
+@server.tool()
+async def blocks() -> str:
+    "Holds the server."
+    time.sleep(1000)
+
+@server.tool()
+def refuses() -> str:
+    "Answers with an error of the protocol."
+    raise MCPError(-32603, "not now")
+
+@server.tool()
+def echo(value: dict) -> str:
+    "Says that it has it."
+    return "here"
 
 @server.tool()
 async def hangs() -> str:
@@ -122,6 +140,67 @@ async def test_one_server_for_all_episodes_is_started_again_after_its_end(
 
 
 @needs_mcp
+async def test_what_one_episode_calls_does_not_end_the_server_of_all(
+    command: tuple[str, ...],
+) -> None:
+    async with (
+        served(command, life="process") as server,
+        episode(server) as one,
+        episode(server) as two,
+    ):
+        pid, _ = await count(one)
+        deep: dict[str, Any] = {}
+        for _ in range(210):  # can be written, but not read
+            deep = {"a": deep}
+        for value in ({"a": "\ud800"}, deep):
+            with pytest.raises(CallError, match="cannot be sent"):
+                await one["echo"].call({"value": value}, 0)
+        with pytest.raises(ServerFailedError, match="not now"):
+            await one["refuses"].call({}, 0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await one["hangs"].call({}, 0)
+        assert await count(two) == (pid, 2)
+
+
+@needs_mcp
+async def test_a_server_that_is_held_is_started_again(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_servers, "_PING_S", 0.2)
+    async with served(command, life="process") as server, episode(server) as tools:
+        pid, _ = await count(tools)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await tools["blocks"].call({}, 0)
+        again, number = await count(tools)
+        assert again != pid and number == 1
+
+
+@needs_mcp
+def test_a_server_that_is_held_ends_with_its_process(command: tuple[str, ...]) -> None:
+    program = f"""
+import asyncio
+from rlax_tools.mcp_servers import McpServer, ServerConfig
+
+async def main():
+    server = McpServer("counts", ServerConfig(command={command}, life="process"), 60.0)
+    await server.listed()
+    async with server.of_episode() as tools:
+        by_name = {{tool.name: tool for tool in tools}}
+        print(await by_name["count"].call({{}}, 0), flush=True)
+        await by_name["blocks"].call({{}}, 0)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        server = psutil.Process(int(holder.stdout.readline().split()[0]))
+        holder.kill()
+    server.wait(60)
+
+
+@needs_mcp
 async def test_a_server_that_hangs_and_ignores_signals_ends_with_its_episode(
     command: tuple[str, ...],
 ) -> None:
@@ -137,8 +216,11 @@ async def test_a_server_that_hangs_and_ignores_signals_ends_with_its_episode(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("no-such-program",), "No such file or directory: 'no-such-program'"),
-        ((sys.executable, "-c", "print('hello')"), "the MCP server 'counts' failed"),
+        (("no-such-program",), "there is no program 'no-such-program'"),
+        (
+            (sys.executable, "-c", "print('hello')"),
+            r"server 'counts' \(rlax.environment.mcp.counts.command\) failed: Connection closed",
+        ),
     ],
 )
 async def test_a_program_that_is_no_server_is_named(command: tuple[str, ...], message: str) -> None:
