@@ -41,7 +41,7 @@ SMALL = (
     "rlax.rollouts.engine.warm_up=false",
     "rlax.deadlines={startup_s: 1200, batch_s: 1200, group_s: 600}",
     "rlax.network={host: 127.0.0.1, advertised_host: '', port: 0}",
-    *("rlax.network.tls={certificate: '', key: '', ca: ''}", "rlax.state_dir="),
+    *("rlax.network.tls={certificate: '', key: '', ca: ''}", "rlax.state_dir=''"),
 )
 FEW = tuple(  # steps of SFT
     f"rlax.trainer.warm_start.{setting}"
