@@ -33,8 +33,8 @@ def calculate(arguments):
         if len(expression) > 200:
             return "error: the expression has more than 200 characters"
         return str(value(ast.parse(expression, mode="eval").body))
-    except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError) as error:
-        return f"error: {error}"
+    except (ArithmeticError, LookupError, RecursionError, SyntaxError, TypeError, ValueError) as e:
+        return f"error: {e}"
 
 
 def value(node):

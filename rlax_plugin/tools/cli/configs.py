@@ -118,7 +118,10 @@ def _init_recipe(name: str, file: Path | None, force: bool, answers: dict[str, A
     if file is not None:
         init.check_target(file, force=True)
     copied, comments = recipe_files.copy(name, file, force)
-    typer.echo("\n".join([f"wrote {', '.join(map(str, copied))}", "", *comments]))
+    config = copied[0]
+    there = [] if config.parent == Path() else [pasteable("cd", str(config.parent))]
+    about = [line.replace(f"{name}.yml", config.name) for line in comments]
+    typer.echo("\n".join([f"wrote {', '.join(map(str, copied))}", *there, "", *about]))
 
 
 @command(CONFIGURE, "rlax check configs/demo.yml rlax.staleness.max_staleness=2")
