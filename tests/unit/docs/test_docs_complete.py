@@ -61,10 +61,12 @@ def lay_out(printed: Printed, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()
     rewards = content["rlax"].get("rewards", [])
-    tools = content["rlax"].get("environment", {}).get("functions", [])
-    functions = [one["function"] for one in (*rewards, *tools) if "function" in one]
+    environment = content["rlax"].get("environment", {})
+    named = (*rewards, *environment.get("functions", []))
+    functions = [one["function"] for one in named if "function" in one]
     modules = [name for name in content["rlax"].get("plugins", []) if not installed(name)]
-    for file in {function.partition(":")[0] for function in functions}:
+    files = (*environment.get("files", []), *(one.partition(":")[0] for one in functions))
+    for file in set(files):
         (folder / file).write_text(printed.code)
     for module in modules:
         (folder / f"{module}.py").write_text(printed.code)
