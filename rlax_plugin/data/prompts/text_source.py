@@ -70,9 +70,9 @@ class TextSource(PromptSource):
             raise ConfigError(
                 "rlax.prompt_source.template_arguments",
                 None,
-                "must have date_string, such as {date_string: '26 Jul 2024'}: else the chat "
-                f"template in {tokenizer.directory} writes today's date, and a run that is resumed "
-                "tomorrow has other prompts",
+                "must have date_string, such as {date_string: '26 Jul 2024'}, or the chat template "
+                f"in {tokenizer.directory} a date in place of strftime_now: it writes today's, and "
+                "a run that is resumed tomorrow has other prompts",
             )
         self.tokenizer, self.stop_strings = tokenizer, stop_strings
         self._chat, self._system = chat, system
