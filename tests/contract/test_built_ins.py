@@ -54,6 +54,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         "rlax_datasets": DATA_SETS,
         "rlax_http": {
             "environment/http": {"url": f"{server}/play"},
+            "environment/program": {"command": ["sh", "-c", "echo '{\"reward\": 1}'"]},
             "reward/http_verifier": {"url": server},
             "reward/llm_judge": {"base_url": server, "model": "m", "verdict": "json"},
         },
