@@ -56,6 +56,7 @@ _MIB = 1 << 20
 _PAGE_BYTES = 4096  # of which the work directory has whole ones
 _MOST_BYTES = 64 * _MIB  # of the files of a program, or of a verifier
 _LONGEST_S = 86_400.0  # of a program; the policy's time has deadlines of its own
+_USABLE = 0.9  # part of an episode's time; the rest is for starting and ending sandboxes
 _TICK_S = 0.25
 _EXCERPT = 300  # characters of what a program has printed
 _MOST_SHOWN = 20  # programs of a process whose end is in the log
@@ -165,14 +166,15 @@ def check_program(config: ProgramConfig, context: BuildContext) -> CheckResult:
     except ValueError as error:
         raise ConfigError(f"{_KEY}.see", config.see, str(error)) from None
     verify_s = config.verify.time_s if config.verify.command else 0.0
-    episode_s = context.section.deadlines.episode_s
-    if config.time_s + verify_s >= episode_s:
+    most_s = _USABLE * context.section.deadlines.episode_s
+    if config.time_s + verify_s > most_s:
         with_verify = f" and {_KEY}.verify.time_s together" if verify_s else ""
         raise ConfigError(
             f"{_KEY}.time_s",
             config.time_s,
-            f"this{with_verify} must be below rlax.deadlines.episode_s, {episode_s:g}: what takes "
-            "longer is unscored, and a program that hangs should count as wrong",
+            f"this{with_verify} must be at most {most_s:g}, {_USABLE:.0%} of "
+            "rlax.deadlines.episode_s: an episode that takes longer is unscored, and a program "
+            "that hangs should count as wrong",
         )
     offer = sandbox_layers()
     if not (refusal := offer.refusal()):

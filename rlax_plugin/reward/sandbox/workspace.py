@@ -39,6 +39,7 @@ COMMAND_LIMITS = Limits(
 )
 """The limits of a command, unless others are given."""
 
+_CARRY_S = 60.0  # for putting and taking files
 _HEAD_BYTES = 1 << 16  # of what is taken, beside the contents
 # Hundreds that start at once would take longer than one may.
 _STARTING = threading.BoundedSemaphore(os.cpu_count() or 1)
@@ -231,9 +232,7 @@ class Workspace:
         check_work_paths(files)
         listed = json.dumps([[path, len(data)] for path, data in files.items()]).encode()
         packed = b"".join([listed, b"\n", *files.values()])
-        ended = await self._run({"source": _PUT}, packed, None)
-        if not ended.right:
-            raise _carry_error("cannot be put into the workspace", ended)
+        await self._carried(_PUT, packed, "files cannot be put into the workspace")
 
     async def take(self, paths: Sequence[str], most_bytes: int = MIB) -> dict[str, bytes]:
         """Returns regular files of the work directory; no links, devices or sockets.
@@ -253,10 +252,8 @@ class Workspace:
             "most": min(most_bytes, MIB - _HEAD_BYTES),
             "entry": _ENTRY_BYTES,
         }
-        ended = await self._run({"source": _TAKE}, json.dumps(asked).encode(), None)
-        if not ended.right:
-            raise _carry_error("cannot be taken from the workspace", ended)
-        return _unpacked(ended.stdout)
+        failure = "files cannot be taken from the workspace"
+        return _unpacked(await self._carried(_TAKE, json.dumps(asked).encode(), failure))
 
     async def close(self) -> None:
         """Kills every process, and removes the work directory; cancel ``run`` before."""
@@ -269,6 +266,17 @@ class Workspace:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _carried(self, source: str, stdin: bytes, failure: str) -> bytes:
+        """Runs a program of this module; returns its output."""
+        ended = await self._run({"source": source}, stdin, _CARRY_S)
+        if ended.why == "time":  # which no program of the workspace can use up: they have ended
+            raise SandboxError(f"{failure} within {_CARRY_S:g} s")
+        if not ended.right:
+            text = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            reason = f"{failure}: {text or ended.why}"[:500]
+            raise CarryError(reason, ended.ending or Ending.CRASHED)
+        return ended.stdout
 
     async def _run(self, asked: Mapping[str, object], stdin: bytes, wall_s: float | None) -> Ended:
         async with self._free:
@@ -373,8 +381,3 @@ def _unpacked(packed: bytes) -> dict[str, bytes]:
     for path, size in json.loads(head):
         files[path], rest = rest[:size], rest[size:]
     return files
-
-
-def _carry_error(what: str, ended: Ended) -> CarryError:
-    text = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return CarryError(f"files {what}: {text or ended.why}"[:500], ended.ending or Ending.CRASHED)

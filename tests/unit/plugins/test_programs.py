@@ -254,7 +254,9 @@ def test_a_start_is_refused_by_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert "rlax.environment.see" in checked(tmp_path, see=[missing])
     verified = {"command": ["x"], "files": [missing]}
     assert "rlax.environment.verify.files" in checked(tmp_path, verify=verified)
-    assert "must be below rlax.deadlines.episode_s, 120" in checked(tmp_path, time_s=120)
+    assert "must be at most 108, 90% of rlax.deadlines" in checked(tmp_path, time_s=109)
+    with_verify = {"verify": {"command": ["true"], "time_s": 9}, "time_s": 100}
+    assert "and rlax.environment.verify.time_s together" in checked(tmp_path, **with_verify)
     (tmp_path / "two").write_bytes(bytes(2 << 20))
     two = [str(tmp_path / "two")]
     refusal = checked(tmp_path, verify={"command": ["./two"], "files": two}, disk_mib=1)

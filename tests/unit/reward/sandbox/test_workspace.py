@@ -158,6 +158,16 @@ async def test_only_regular_files_are_carried() -> None:
             await workspace.take(["d"], most_bytes=1000)
 
 
+async def test_a_slow_machine_is_not_the_programs_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Workspace(replace(LIMITS, wall_s=0.001)) as workspace:
+        await workspace.put({"a": b"1" * (8 << 20)})  # takes longer than a command may
+        await workspace.put({"a": b"2"})
+        assert await workspace.take(["a"]) == {"a": b"2"}
+        monkeypatch.setattr("rlax_plugin.reward.sandbox.workspace._CARRY_S", 0.001)
+        with pytest.raises(SandboxError, match="cannot be put into the workspace within"):
+            await workspace.put({"a": b"3" * (8 << 20)})
+
+
 async def test_a_command_reaches_one_port_of_this_machine_and_nothing_else() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"said " + await reader.readline())
