@@ -28,7 +28,7 @@ _OWN_FILES = {
 }
 _SHARED = "/dev/shm"
 _OWN = (*_OWN_FILES, _SHARED)
-_OF_PYTHON = ("bin", "lib", "lib64", "include", "share", "pyvenv.cfg")
+_OF_PYTHON = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
 _PACKAGES = ("*/site-packages", "*/dist-packages", "site-packages", "dist-packages")
 
 

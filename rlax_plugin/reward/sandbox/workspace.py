@@ -346,10 +346,16 @@ def _bases(path: str) -> list[str]:
             settings = dict(line.split(" = ", 1) for line in file if " = " in line)
     except OSError:
         return []
-    if not (home := settings.get("home", "").strip()):
+    home = settings.get("home", "").strip()
+    pythons = [os.path.join(home, name) for name in ("python3", "python")]
+    if not os.path.isabs(home) or not (found := [*filter(os.path.isfile, pythons)]):
         return []
-    prefix = os.path.dirname(home)  # of a folder bin; perhaps a link, through which Python goes
-    return [*dict.fromkeys([*of_python(prefix), *of_python(os.path.realpath(prefix))])]
+    prefix, real = (
+        os.path.dirname(os.path.dirname(one)) for one in (found[0], os.path.realpath(found[0]))
+    )
+    # A folder bin with a link to Python, such as that of a user, may be among other files.
+    linked = of_python(prefix) if os.path.realpath(prefix) == real else [home]
+    return [*dict.fromkeys([*linked, *of_python(real)])]
 
 
 def _path(see: Sequence[str]) -> str:

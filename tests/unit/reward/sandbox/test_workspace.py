@@ -282,6 +282,21 @@ async def test_an_environment_that_is_seen_has_its_own_python(tmp_path: Path) ->
         assert not (await workspace.run(["cat", f"{tmp_path}/base/pip.conf"])).right
 
 
+async def test_beside_the_link_of_an_environments_python_nothing_is_seen(tmp_path: Path) -> None:
+    for name in ("home/bin", "home/lib", "home/share", "home/pythons/3/bin", "environment"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "home/lib/key").write_text("a key")
+    (tmp_path / "home/share/key").write_text("a key")
+    (tmp_path / "home/pythons/3/bin/python3").write_text("#!/bin/sh\necho its own\n")
+    (tmp_path / "home/bin/python3").symlink_to(tmp_path / "home/pythons/3/bin/python3")
+    (tmp_path / "environment/pyvenv.cfg").write_text(f"home = {tmp_path}/home/bin\n")
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o755)
+    async with Workspace(LIMITS, see=[str(tmp_path / "environment")]) as workspace:
+        assert await said(workspace, f"{tmp_path}/home/bin/python3") == "its own"
+        assert await said(workspace, f"ls {tmp_path}/home") == "bin\npythons"
+
+
 async def test_nothing_outlives_its_holder() -> None:
     script = (
         "import asyncio\nfrom rlax_plugin.api import Workspace\n"
