@@ -395,6 +395,7 @@ def _files(key: str, paths: Sequence[str]) -> dict[str, bytes]:
       ConfigError: one cannot be read, two have the same place, or they are too large.
     """
     found: dict[str, bytes] = {}
+    left = _MOST_BYTES
     for listed in paths:
         path = Path(listed).absolute()
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
@@ -404,11 +405,14 @@ def _files(key: str, paths: Sequence[str]) -> dict[str, bytes]:
             place = str(file.relative_to(path.parent))
             if place in found:
                 raise ConfigError(f"{_KEY}.{key}", listed, f"a second {place} is listed")
+            if not file.is_file():  # a pipe would be waited for
+                raise ConfigError(f"{_KEY}.{key}", listed, f"{file} is not there, or no file")
             try:
+                left -= file.stat().st_size
+                if left < 0:
+                    reason = f"they have more than {_MOST_BYTES >> 20} MiB"
+                    raise ConfigError(f"{_KEY}.{key}", list(paths), reason)
                 found[place] = file.read_bytes()
             except OSError as error:
                 raise ConfigError(f"{_KEY}.{key}", listed, f"cannot be read: {error}") from None
-    if (size := sum(map(len, found.values()))) > _MOST_BYTES:
-        reason = f"they have {size >> 20} MiB, and may have {_MOST_BYTES >> 20}"
-        raise ConfigError(f"{_KEY}.{key}", list(paths), reason)
     return found

@@ -252,6 +252,11 @@ def test_a_start_is_refused_by_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     missing = str(tmp_path / "missing")
     assert "rlax.environment.files" in checked(tmp_path, files=[missing])
     assert "rlax.environment.see" in checked(tmp_path, see=[missing])
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 1 << 40)
+    for name, said in (("pipe", "no file"), ("huge", "more than 64 MiB")):
+        assert said in checked(tmp_path, files=[str(tmp_path / name)])
     verified = {"command": ["x"], "files": [missing]}
     assert "rlax.environment.verify.files" in checked(tmp_path, verify=verified)
     assert "must be at most 108, 90% of rlax.deadlines" in checked(tmp_path, time_s=109)
