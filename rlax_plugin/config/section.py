@@ -346,6 +346,10 @@ class RlaxSection(Section):
         """Returns the name of a training prompt's environment; "" if there is one."""
         return prompt_id.partition("/")[0] if self.environments else ""
 
+    def own_id(self, prompt_id: str) -> str:
+        """Returns the id that a training prompt has in its source, and in evaluations."""
+        return prompt_id.partition("/")[2] if self.environments else prompt_id
+
     @property
     def batch_rows(self) -> int:
         """Number of rows of one batch, over all of its mini-batches."""

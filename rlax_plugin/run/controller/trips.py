@@ -207,8 +207,9 @@ class Trips:
         request = completed.request
         seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
         parts = self._parts[self._section.environment_of(asked.prompt.id)]
+        own_id = self._section.own_id(asked.prompt.id)  # only records tell the environment
         scored = await parts.episodes.run(
-            asked.prompt,
+            dataclasses.replace(asked.prompt, id=own_id),
             completed,
             parts.rewards,
             seed_of,

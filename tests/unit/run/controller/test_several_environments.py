@@ -128,6 +128,27 @@ def test_rejected_groups_are_made_up_for_by_the_same_environment(tmp_path: Path)
     asyncio.run(run())
 
 
+async def test_rewards_see_the_ids_of_the_source_and_records_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, groups=2, environments=MIX)
+    scored, score = list[str](), harness.answers.score
+
+    async def noting(prompt, episodes, **how):
+        scored.append(prompt.id)
+        return await score(prompt, episodes, **how)
+
+    monkeypatch.setattr(harness.answers, "score", noting)
+    await harness.begin()
+    await answer(harness, "fast")
+    await answer(harness, "slow")
+    found, _ = await asyncio.wait_for(harness.flow.batch(1), 60)
+    recorded = [group.prompt.id for group in found.groups]
+    assert [one.partition("/")[0] for one in recorded] == ["fast", "slow"]
+    assert [one.partition("/")[2] for one in recorded] == scored
+    assert len(scored) == 2 and not any("/" in one for one in scored)
+
+
 @pytest.mark.parametrize("index", [-1, 10])
 async def test_a_sampler_chooses_no_prompts_of_another_environment(
     tmp_path: Path, index: int
