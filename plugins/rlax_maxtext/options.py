@@ -242,6 +242,20 @@ def _warnings(maxtext: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
+def check_answers(warm: WarmStart, context: BuildContext) -> None:
+    """Checks that it is clear on whose right answers a warm start would train.
+
+    Raises:
+      ConfigError: there are several environments.
+    """
+    if warm.enabled and not warm.directory and warm.data is None and context.section.environments:
+        reason = (
+            "must be given with rlax.environments and rlax.trainer.warm_start.enabled: right "
+            "answers would be those of the first environment alone"
+        )
+        raise ConfigError(DATA, None, reason)
+
+
 def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     """Rejects a warm start, a local tokenizer or first weights that do not exist.
 
@@ -254,6 +268,7 @@ def check_start(options: TrainerOptions, context: BuildContext) -> CheckResult:
     warm = options.warm_start
     if "://" not in warm.directory:
         check_directory(warm, context)
+    check_answers(warm, context)
     if warm.enabled and warm.data is not None and not warm.directory:
         try:
             with of_data(DATA):

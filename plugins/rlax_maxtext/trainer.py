@@ -19,7 +19,14 @@ from rlax_maxtext.config_agreement import (
     given_config,
     trains,
 )
-from rlax_maxtext.options import DATA, MIXED, TrainerOptions, WarmStart, check_directory
+from rlax_maxtext.options import (
+    DATA,
+    MIXED,
+    TrainerOptions,
+    WarmStart,
+    check_answers,
+    check_directory,
+)
 from rlax_maxtext.several_hosts import Obedient, Orders, join
 from rlax_plugin.api import (
     ADAPTER,
@@ -115,6 +122,7 @@ class MaxTextTrainer(Trainer):
         def measured(step: int, pass_at_1: float) -> None:
             report(step, warm.most_steps, f"validation pass@1 {pass_at_1:.3f}")
 
+        check_answers(warm, self._context)  # rlax eval has not
         source = answered_prompts(self._context)
         return supervised.warm_start(given, config, warm, source, measured)
 

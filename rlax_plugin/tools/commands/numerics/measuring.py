@@ -118,8 +118,10 @@ def measure(config: ResolvedConfig, directory: Path, says: Says) -> Measured:
     def part(kind: str, choice: Any, key: str) -> Any:
         return registry.part(kind, choice, key, context)
 
-    says("reading the prompts")
-    source = part("prompt_source", section.prompt_source, "rlax.prompt_source")
+    first = next(iter(section.by_environment))
+    says(f"reading the prompts{f' of the environment {first}' * bool(first)}")
+    key = section.key_of(first, "prompt_source")
+    source = part("prompt_source", section.prompt_source, key)
     prompts = training_prompts(section, source)
     sampling = dataclasses.replace(sampling_params(section, source), stop_ids=(), stop_strings=())
     tokens = canary_tokens(prompts, section.rollouts.max_prompt_tokens)

@@ -350,6 +350,15 @@ def test_advantages_that_the_trainer_computes_again_are_refused(more, key) -> No
     assert caught.value.key == key
 
 
+def test_a_warm_start_of_several_environments_needs_demonstrations() -> None:
+    trainer = {"name": "maxtext", "warm_start": {"enabled": True}}
+    section = resolved({"rlax": {**BASE, "trainer": trainer}}).section
+    with pytest.raises(ConfigError, match=r"must be given with rlax\.environments") as caught:
+        context = BuildContext.outside_run(section)
+        registry_for(section).check_part("trainer", section.trainer, "rlax.trainer", context)
+    assert caught.value.key == "rlax.trainer.warm_start.data"
+
+
 def test_an_inherited_length_penalty_is_relative_to_the_answers_of_the_environment() -> None:
     short = {"prompt_source": {"name": "numbers"}, "rollouts": {"max_new_tokens": 8}}
     slots = slots_of(
