@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlax_plugin.api import Extension, hookimpl
-from rlax_verifiers.environment import Verifiers, VerifiersConfig
+from rlax_verifiers.environment import Verifiers, VerifiersConfig, check
 from rlax_verifiers.source import VerifiersSource, VerifiersSourceConfig
 
 
@@ -14,4 +14,4 @@ def rlax_register_prompt_source() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_environment() -> dict[str, Extension]:
-    return {"verifiers": Extension(VerifiersConfig, Verifiers, needs_model=True)}
+    return {"verifiers": Extension(VerifiersConfig, Verifiers, check=check, needs_model=True)}

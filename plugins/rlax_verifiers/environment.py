@@ -45,6 +45,26 @@ class VerifiersConfig(Section):
     )
 
 
+def check(config: VerifiersConfig, context: BuildContext) -> None:
+    """Starts the environment's process once, and ends it.
+
+    Raises:
+      ConfigError: it does not start.
+    """
+
+    async def start() -> None:
+        verifiers = Verifiers(config, context)
+        try:
+            await verifiers.running()
+        finally:
+            await verifiers.close()
+
+    try:
+        asyncio.run(start())
+    except VerifiersError as error:
+        raise ConfigError("rlax.environment.name", "verifiers", str(error)) from None
+
+
 class VerifiersError(RlaxError):
     """The environment has failed, for which the policy is not to blame."""
 
@@ -69,11 +89,13 @@ class Verifiers(Environment):
                 raise ConfigError(key, one.prompt_source.name, f"{reason} out")
         self._config, self._limit_s = source.config, context.section.deadlines.startup_s
         self._door = EpisodeDoor(context, config.tool_calls, "rlax.environment.tool_calls")
+        if config.tool_calls not in ("auto", "none"):
+            self._door.check()  # that it is the template's, before the run begins
         self._jobs, self._starting = itertools.count(), asyncio.Lock()
         self._process: _Process | None = None
 
     async def play(self, prompt: Prompt, session: Session) -> Outcome:
-        process = await self._running()
+        process = await self.running()
         index, key = prompt.metadata["index"], prompt.metadata["task"]
         if not 0 <= index < len(process.tasks) or process.tasks[index] != key:
             raise VerifiersError(f"task {index} of the taskset is not what it was at the start")
@@ -97,7 +119,12 @@ class Verifiers(Environment):
             except ValueError as error:
                 raise VerifiersError(f"the environment said {error}") from None
 
-    async def _running(self) -> _Process:
+    async def running(self) -> _Process:
+        """Returns the process; starts it if there is none.
+
+        Raises:
+          VerifiersError: it does not start.
+        """
         async with self._starting:
             if self._process is None or self._process.ended:
                 self._process = await _Process.started(self._config.command("serve"), self._limit_s)

@@ -135,7 +135,10 @@ def _of_source(source: Mapping[str, Any], change: _Change, key: str) -> dict[str
         return change(value, of, is_path and is_local)
 
     found = dict(source)
-    for name, is_path in (("path", True), ("dataset", False), ("splits", not is_named)):
+    program = source.get("python")
+    is_program = isinstance(program, str) and "/" in program
+    names = (("path", True), ("dataset", False), ("splits", not is_named), ("python", is_program))
+    for name, is_path in names:
         if name in source:
             found[name] = each(source[name], f"{key}{name}", is_path)
     if isinstance(mixed := source.get("sources"), Mapping):

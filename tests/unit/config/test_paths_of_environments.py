@@ -5,6 +5,17 @@ from pathlib import Path
 from rlax_plugin.config.loading import load_section
 
 
+def test_the_python_of_a_prompt_source_is_found_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "own/bin").mkdir(parents=True)
+    (tmp_path / "own/bin/python").symlink_to("/usr/bin/env")  # as in a virtual environment
+    for given, found in (("own/bin/python", f"{tmp_path}/own/bin/python"), ("python", "python")):
+        (tmp_path / "run.yml").write_text(
+            f"rlax:\n  prompt_source: {{name: x, python: {given}}}\n  rewards: [{{name: x}}]\n"
+        )
+        section, _ = load_section(tmp_path / "run.yml")
+        assert section.prompt_source.options["python"] == found
+
+
 def test_files_of_an_environment_are_found_beside_the_config(tmp_path: Path) -> None:
     for name in ("agent.py", "grade.py"):
         (tmp_path / name).touch()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from fake_verifiers import write_fake_verifiers
 from rlax_verifiers import source as source_module
-from rlax_verifiers.environment import Verifiers, VerifiersConfig, VerifiersError
+from rlax_verifiers.environment import Verifiers, VerifiersConfig, VerifiersError, check
 from rlax_verifiers.source import VerifiersSource, VerifiersSourceConfig
 from sections import section_with
 from small_tokenizers import byte_level
@@ -204,6 +204,16 @@ def test_a_harness_without_a_sandbox_and_retries_are_refused(
 def test_a_harness_without_a_sandbox_plays_if_it_is_allowed(fake: Callable[..., Any]) -> None:
     *_, prompts = fake(env={"agent": {"harness": {"id": "bash"}}}, allow_weak=True)
     assert len(prompts) == 5
+
+
+def test_a_check_names_an_environment_that_does_not_start(
+    tmp_path: Path, stand_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run, _ = player(tmp_path, stand_in)
+    check(VerifiersConfig(), run)
+    (tmp_path / "inside.py").write_text("raise SystemExit('a server is missing')")
+    with pytest.raises(ConfigError, match=r"rlax.environment.name = 'verifiers'.*has ended"):
+        check(VerifiersConfig(), run)
 
 
 def test_prompts_of_another_source_are_refused(tmp_path: Path, stand_in: str) -> None:
