@@ -26,6 +26,7 @@ from rlax_plugin.base.files.private import exposed, intrusion
 from rlax_plugin.base.files.run_files import PREPARED, RunFiles
 from rlax_plugin.base.processes.limited import LimitedFunction, OverLimitError
 from rlax_plugin.base.processes.python import python_command
+from rlax_plugin.base.processes.tree import kill_tree
 
 # Text from outside, and amounts in messages.
 from rlax_plugin.base.text.amounts import in_bytes

@@ -22,6 +22,7 @@ from rlax_plugin.api import (
     RlaxError,
     Section,
     Session,
+    kill_tree,
     one_line,
     outcome_of,
 )
@@ -161,7 +162,12 @@ class _Process:
         pipe = asyncio.subprocess.PIPE
         one = cls(
             await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=sys.stderr, limit=_LONGEST
+                *command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=sys.stderr,
+                limit=_LONGEST,
+                start_new_session=True,
             )
         )
         try:
@@ -201,8 +207,7 @@ class _Process:
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(VerifiersError(str(error)))
-            if self._process.returncode is None:
-                self._process.kill()
+            self._kill()
 
     async def played(self, job: int, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """Has it play an episode; cancels it there if this is cancelled.
@@ -228,11 +233,14 @@ class _Process:
             return  # whoever waits is told by what reads
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
-    async def close(self) -> None:
-        """Kills it."""
-        self.ended = True
+    def _kill(self) -> None:
         if self._process.returncode is None:
-            self._process.kill()
+            kill_tree(self._process.pid)
+
+    async def close(self) -> None:
+        """Kills it, and the programs that play for it."""
+        self.ended = True
+        self._kill()
         if self._reading is not None:
             self._reading.cancel()
         async with asyncio.timeout(_END_S):

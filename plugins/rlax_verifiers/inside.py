@@ -12,11 +12,12 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import sys
 from typing import Any
 
 _LONGEST = 1 << 24  # bytes of a line
-_END_S = 5.0  # for episodes that are cancelled, and the environment's servers
+_END_S, _MOST_END_S = 5.0, 20  # for episodes that are cancelled; and for the environment, too
 
 
 def _listed(env: Any, most: int) -> Any:
@@ -85,10 +86,9 @@ async def _serve(env: Any, most: int, jobs: Any, say: Any) -> None:
 
     async def one(asked: dict[str, Any]) -> None:
         try:
-            said = await _play(env, tasks[asked["index"]], asked)
+            say({"job": asked["job"], **await _play(env, tasks[asked["index"]], asked)})
         except Exception as error:  # noqa: BLE001  the other side tells it
-            said = {"error": f"{type(error).__name__}: {error}"}
-        say({"job": asked["job"], **said})
+            say({"job": asked["job"], "error": f"{type(error).__name__}: {error}"})
 
     async with env.serving():
         say({"ready": [task.key for task in tasks]})
@@ -100,6 +100,7 @@ async def _serve(env: Any, most: int, jobs: Any, say: Any) -> None:
                 task.add_done_callback(lambda _, job=job: playing.pop(job))
             elif job in playing:
                 playing[job].cancel()
+        signal.alarm(_MOST_END_S)  # whoever has started this is gone: nobody else ends it
         for task in playing.values():
             task.cancel()
         if playing:

@@ -10,7 +10,7 @@ LOADERS = """
 import asyncio, os, subprocess, sys
 from types import SimpleNamespace as Some
 
-TASKS = ("child", "error", "two", "cut", "hangs")
+TASKS = ("child", "error", "two", "cut", "odd", "hangs")
 
 class Env:
     def __init__(self, config):
@@ -43,7 +43,11 @@ class Env:
             episode.traces.append(trace)
         elif task.key == "cut":
             trace.calls = [Some(error=None), Some(error=Some(type="ProviderError"))]
+        elif task.key == "odd":
+            trace.metrics = {"odd": object()}
         else:
+            program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            open("pid", "w").write(str(program.pid))
             open("began", "x").close()
             try:
                 await asyncio.sleep(1000)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from fake_verifiers import write_fake_verifiers
 from rlax_verifiers import source as source_module
@@ -167,20 +168,25 @@ async def test_what_an_environment_does_is_told_and_its_programs_see_no_key(
         child, _ = await played(verifiers, run, prompts[0], "")
         assert (child.metrics["read"], child.metrics["shown"]) == (0, 0)
         assert (child.reward, child.ended) == (0.5, "done")
-        for prompt, message in ((prompts[1], "TaskError: a hook broke"), (prompts[2], "2 agents")):
+        for prompt, message in (
+            (prompts[1], "TaskError: a hook broke"),
+            (prompts[2], "2 agents"),
+            (prompts[4], "object is not JSON serializable"),
+        ):
             with pytest.raises(VerifiersError, match=message):
                 await played(verifiers, run, prompt, "")
         cut, _ = await played(verifiers, run, prompts[3], "")
         assert (cut.reward, cut.ended) == (0.5, "cut")
-        playing = asyncio.create_task(played(verifiers, run, prompts[4], ""))
+        playing = asyncio.create_task(played(verifiers, run, prompts[5], ""))
         while not (tmp_path / "began").exists():
             await asyncio.sleep(0.01)
         playing.cancel()
         while not (tmp_path / "cancelled").exists():
             await asyncio.sleep(0.01)
-        process = verifiers._process
-        assert process is not None
+        process, program = verifiers._process, psutil.Process(int((tmp_path / "pid").read_text()))
+        assert process is not None and program.is_running()
         await process.close()
+        program.wait(60)  # although it left the group
         with pytest.raises(VerifiersError, match="has ended"):  # it does not wait
             await process.played(9, {})
     finally:
@@ -203,7 +209,7 @@ def test_a_harness_without_a_sandbox_and_retries_are_refused(
 
 def test_a_harness_without_a_sandbox_plays_if_it_is_allowed(fake: Callable[..., Any]) -> None:
     *_, prompts = fake(env={"agent": {"harness": {"id": "bash"}}}, allow_weak=True)
-    assert len(prompts) == 5
+    assert len(prompts) == 6
 
 
 def test_a_check_names_an_environment_that_does_not_start(
