@@ -71,6 +71,9 @@ def test_a_machine_without_layers_is_refused_by_their_names(monkeypatch, tmp_pat
     with pytest.raises(ConfigError, match="lacks layers of the sandbox: landlock") as raised:
         check_start(config, context)
     assert raised.value.key == "rlax.environment.sandbox.allow_weak"
-    check_start(
-        ToolsConfig.model_validate({"shell": True, "sandbox": {"allow_weak": True}}), context
-    )
+    weak = {"shell": True, "sandbox": {"allow_weak": True}}
+    check_start(ToolsConfig.model_validate(weak), context)
+    weak["sandbox"] = {"allow_weak": True, "see": ["/etc"]}
+    with pytest.raises(ConfigError, match="would hide /etc/passwd") as raised:
+        check_start(ToolsConfig.model_validate(weak), context)
+    assert raised.value.key == "rlax.environment.sandbox.see"
