@@ -278,11 +278,11 @@ class Program(Environment):
           ServerError: the policy cannot be to blame.
         """
         text = "it took longer than time_s" if ended is None else _said(ended)
+        if access.failed or workspace.failed:
+            raise ServerError(f"the program had a request that failed here: {text}", passes=True)
         if not access.used:
             reason = f"the program ended before it asked the policy: {text}"
             raise ServerError(reason, passes=False)
-        if access.failed or workspace.failed:
-            raise ServerError(f"the program had a request that failed here: {text}", passes=True)
         self._shown += 1
         if self._shown <= _MOST_SHOWN:
             print(f"a program ended as a wrong answer: {text}", file=sys.stderr)
