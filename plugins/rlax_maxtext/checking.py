@@ -136,8 +136,9 @@ def _devices(config: Config, section: RlaxSection, rows: int) -> int:
             config.per_device_batch_size,
             f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} x "
             f"rlax.objective.mini_batches = {mini_batches} is {held:g}, and the "
-            f"{rows} rows of a batch (rlax.batches.rows, or groups_per_step * group_size of "
-            "rlax.rollouts, and rlax.trainer.demonstrations.rows) must be a multiple of it: times "
+            f"{rows} rows of a batch (rlax.batches.rows, or rlax.rollouts.groups_per_step * "
+            f"{section.samples_key}, and rlax.trainer.demonstrations.rows) must be a multiple of "
+            "it: times "
             "the number of devices",
         )
     return int(devices)

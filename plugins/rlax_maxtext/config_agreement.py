@@ -133,7 +133,7 @@ def check_rows(config: Any, section: RlaxSection, added: int) -> None:
         config.per_device_batch_size,
         f"times {devices} devices x gradient_accumulation_steps = {passes} x "
         f"rlax.objective.mini_batches = {mini_batches} must equal the {rows} rows of a batch "
-        "(rlax.batches.rows, or rlax.rollouts.groups_per_step * group_size"
+        f"(rlax.batches.rows, or rlax.rollouts.groups_per_step * {section.samples_key}"
         f"{f', and {added} of demonstrations' * bool(added)}): "
         + ("no value satisfies this; change the rows" if rest else f"set it to {right}"),
     )

@@ -366,7 +366,8 @@ class Batches(Section):
     rows: NonNegativeInt = Field(
         default=0,
         description="number of rows in a batch; 0: groups_per_step * group_size, one row per "
-        "sample; with shared_prompts as many as these groups need",
+        "sample, or * rlax.curation.selection.samples; with shared_prompts as many as these "
+        "groups need",
     )
     sequences_per_row: PositiveInt = Field(
         default=1, description="maximum number of samples in one row; above 1, samples are packed"

@@ -554,7 +554,7 @@ class RlaxSection(Section):
             right = (
                 f"{least}, group_size = {group} divided by sequences_per_row and rounded up"
                 if self.batches.shared_prompts
-                else f"{self._size_key} = {group}"
+                else f"{self.samples_key} = {group}"
             )
             raise ConfigError("rlax.batches.rows", rows, f"must be at least {right}")
         if self.several_turns and rows < group * self.episode_trajectories:
@@ -570,7 +570,7 @@ class RlaxSection(Section):
             raise ConfigError(
                 "rlax.batches.rows",
                 rows,
-                f"times sequences_per_row must be at least groups_per_step * {self._size_key} = "
+                f"times sequences_per_row must be at least groups_per_step * {self.samples_key} = "
                 f"{groups * group} samples",
             )
         most = min(samples * self.episode_tokens, rows * self.row_tokens)
@@ -583,7 +583,7 @@ class RlaxSection(Section):
             )
 
     @property
-    def _size_key(self) -> str:
+    def samples_key(self) -> str:
         """The key that says how many samples of a group a batch holds, for messages."""
         selection = self.curation.selection
         return (

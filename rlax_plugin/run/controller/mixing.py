@@ -67,11 +67,10 @@ class StepsAhead:
 
     Args:
       most: ``Staleness.steps_ahead`` of the config.
-      adaptive: False: it stays at ``most``.
     """
 
-    def __init__(self, environments: Collection[str], most: int, *, adaptive: bool = True):
-        self._most, self._adaptive = most, adaptive
+    def __init__(self, environments: Collection[str], most: int):
+        self._most = most
         self.of = dict.fromkeys(environments, most)
         self._patience = dict.fromkeys(environments, _PATIENCE)
         self._early = dict.fromkeys(environments, 0)  # batches in a row
@@ -86,8 +85,6 @@ class StepsAhead:
           ready: the environments that have all groups of this and of the next batch.
           slots_short: True if requests wait for slots.
         """
-        if not self._adaptive:
-            return
         for name, steps in self.of.items():
             self._early[name] = self._early[name] + 1 if name in ready else 0
             if name in waited_for:

@@ -259,7 +259,7 @@ def _environment(
         if np.isfinite(rewards).any():
             found["reward_mean"] = float(np.nanmean(rewards))
             for part, mean in _reward_parts(scored, own).items():
-                found[f"reward_{part.removeprefix('reward_part/')}"] = mean
+                found[part.replace("/", "_")] = mean
     return {f"environment_{name}/{figure}": value for figure, value in found.items()}
 
 

@@ -119,13 +119,15 @@ def verdict_of(
         return None
     held_out = next(iter(before.sets))
     run = Judged(stats, before.main, after.main, section, maxtext, steps)
+    several = len(section.environments)
+    of = f", the first of {several} environments," if several else ""
     return {
         "outcome": change.outcome,
         "set": held_out,
         "problems": change.problems,
         "pass_at_1_change": change.after - change.before,
         "ci95": list(change.ci95),
-        "sentence": sentence_on(run, change, held_out),
+        "sentence": sentence_on(run, change, held_out + of),
     }
 
 

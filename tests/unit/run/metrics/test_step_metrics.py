@@ -11,7 +11,7 @@ from rlax_plugin.base.endings import Ending
 from rlax_plugin.base.types import Rejected, Score, ScoredGroup, Trajectory, Turn, Unscored
 from rlax_plugin.run.metrics.step import FinishedStep, StepStats, step_metrics
 from rlax_plugin.run.state import events as ev
-from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
+from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
 
 
 def metrics(
@@ -48,6 +48,13 @@ def test_each_of_several_rewards_has_its_mean():
     assert found["reward_part/right"] == 0.5
     assert found["reward_part/brief"] == 0.0
     assert found["reward/mean"] == pytest.approx((0.5 + 0.25 + 0.75) / 3)
+    # Of one of several environments, whatever name a reward has.
+    prompt = make_prompt(id="a/0")
+    own = [replace(group, prompt=prompt) for group in groups]
+    several = {"a": {"prompt_source": {"name": "x"}}, "b": {"prompt_source": {"name": "x"}}}
+    found = metrics(*own, rewards=("mean", "brief"), environments=several)
+    assert found["environment_a/reward_mean"] == pytest.approx((0.5 + 0.25 + 0.75) / 3)
+    assert found["environment_a/reward_part_mean"] == 0.5
     twice = metrics(*groups, rewards=("right", "right"))
     assert twice["reward_part/right_0"] == 0.5 and twice["reward_part/right_1"] == 0.0
     assert not any(name.startswith("reward_part/") for name in metrics(with_parts((1.0,))))

@@ -59,6 +59,10 @@ def test_a_run_that_got_better_says_by_how_much() -> None:
     assert found is not None and found["outcome"] == "better"
     assert found["sentence"].startswith("The run got better: pass@1 on ")
     assert "likely cause" not in found["sentence"]
+    several = {name: {"prompt_source": {"name": "x"}} for name in ("validation", "w")}
+    section = section_with(environments=several)
+    found = verdict_of(before, after, RunStats(), section, MAXTEXT, 60)
+    assert found is not None and ", the first of 2 environments, went from " in found["sentence"]
 
 
 def test_a_run_without_counts_of_each_problem_is_not_judged() -> None:
