@@ -36,3 +36,24 @@ def test_files_of_an_environment_are_found_beside_the_config(tmp_path: Path) -> 
     assert Path(options["see"][0]) == tmp_path
     assert options["command"] == ["agent.py"]  # no path, whatever is there
     assert options["verify"] == {"files": [f"{tmp_path}/grade.py"], "carry": ["agent.py"]}
+
+
+def test_functions_of_one_of_several_environments_lie_beside_the_config_that_names_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "base.yml").write_text(
+        "rlax:\n"
+        "  environments:\n"
+        "    a:\n"
+        "      prompt_source: {name: x}\n"
+        "      rewards: [{function: reward.py:f}]\n"
+        "      environment: {name: tools, functions: [{function: tools.py:f}]}\n"
+        "    b: {prompt_source: {name: x}, rewards: [{name: x}]}\n"
+    )
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "run.yml").write_text("base_config: ../base.yml\n")
+    section, _ = load_section(tmp_path / "own" / "run.yml")
+    named = {key: [one.function for one in own] for key, own in section.function_lists.items()}
+    assert named["rlax.environments.a.rewards"] == ["../reward.py:f"]
+    assert named["rlax.environments.a.environment.functions"] == ["../tools.py:f"]
+    assert sorted(section.functions_named) == ["../reward.py:f", "../tools.py:f"]

@@ -24,6 +24,7 @@ from rlax_plugin.data.prompts.table import JoinedPrompts, id_at, indices_of
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.run.controller.mixing import Mix, StepsAhead
 from rlax_plugin.testing import make_group
+from rlax_plugin.tools.commands.audit import audit
 from rlax_plugin.tools.commands.audit.record_limits import read_limits
 from rlax_plugin.training.objective.advantages import of_groups
 from rlax_plugin.training.objective.loss import ObjectiveSlots
@@ -193,6 +194,52 @@ def test_advantages_are_those_of_the_environment(tmp_path: Path) -> None:
         assert [one.tolist() for one in found.advantages] == [[0.0, 2.0], [0.0, 2.0]]
 
     asyncio.run(run())
+
+
+async def test_a_restart_goes_on_with_the_shares_and_the_audit_agrees(tmp_path: Path) -> None:
+    """With groups of three steps in flight, of which the fast environment has all and more."""
+
+    def harness() -> Harness:
+        return Harness(tmp_path, k=3, groups=3, environments=MIX, last_step=4)
+
+    killed = harness()
+    await killed.begin()
+    trained = Counter[str]()
+    for step in (1, 2):
+        await answer(killed, "fast")
+        await answer(killed, "slow", 2)
+        found, _ = await asyncio.wait_for(killed.flow.batch(step), 60)
+        trained.update(trained_names(killed, found))
+        await killed.published(step)
+    assert trained == {"fast": 3, "slow": 3}
+    await killed.flow.commit()
+    state = killed.run_state
+    kept = sorted(state.ready), sorted(state.open), dict(state.outstanding)
+    assert kept[0] and kept[1]
+    await killed.supervision.close()
+    killed.recorder.close()
+
+    resumed = harness()
+    recovery = await resumed.start()
+    for step in (1, 2):  # recorded
+        await asyncio.wait_for(resumed.flow.batch(step), 60)
+        await resumed.published(step)
+    state = resumed.run_state
+    assert (sorted(state.ready), sorted(state.open), dict(state.outstanding)) == kept
+    for step in (3, 4):
+        batch = asyncio.ensure_future(resumed.flow.batch(step))
+        await answer(resumed, "fast")
+        await answer(resumed, "slow", 3)
+        found, stats = await asyncio.wait_for(batch, 60)
+        stats.committed.result(60)
+        trained.update(trained_names(resumed, found))
+        await resumed.published(step)
+    assert trained == {"fast": 6, "slow": 6} and recovery is not None
+    await resumed.flow.commit()
+    await resumed.supervision.close()
+    resumed.recorder.close()
+    report = audit(resumed.files)
+    assert report.violation is None and report.figures.trained == 12, report.violation
 
 
 @pytest.mark.parametrize(("window", "taken"), [(1, None), (2, [2, 3])])
