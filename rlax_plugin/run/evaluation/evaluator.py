@@ -10,7 +10,6 @@ from typing import Any
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.rollout.episodes.runner import EpisodeRunner
 from rlax_plugin.rollout.fleet.dispatch import Dispatcher
 from rlax_plugin.run.evaluation.measures import Outcomes, measures, passed_counts
 from rlax_plugin.run.evaluation.problems import Answered, ProblemSet
@@ -23,14 +22,9 @@ class Evaluator:
     """Generates and scores problem sets at one weight version."""
 
     def __init__(
-        self,
-        section: RlaxSection,
-        dispatcher: Dispatcher,
-        episodes: EpisodeRunner,
-        sets: Sequence[ProblemSet],
+        self, section: RlaxSection, dispatcher: Dispatcher, sets: Sequence[ProblemSet]
     ) -> None:
-        self._section, self._dispatcher = section, dispatcher
-        self._episodes, self.sets = episodes, sets
+        self._section, self._dispatcher, self.sets = section, dispatcher, sets
 
     @property
     def problems(self) -> int:
@@ -104,7 +98,7 @@ class Evaluator:
         Raises:
           RlaxError: the problem cannot be generated.
         """
-        episodes = problems.episodes or self._episodes
+        episodes = problems.episodes
         request = problems.request(
             episodes.environment.context(prompt),
             prompt,

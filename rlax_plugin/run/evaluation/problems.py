@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
 from rlax_plugin.base.types import (
-    EMPTY,
     Episode,
     Key,
     Prompt,
@@ -71,7 +69,8 @@ class ProblemSet:
     Attributes:
       purpose: distinguishes its seeds from those of other sets and of training.
       samples: number of samples per problem.
-      episodes: plays the episodes; None: as those of training.
+      rewards: score the samples.
+      episodes: plays the episodes.
     """
 
     name: str
@@ -81,7 +80,7 @@ class ProblemSet:
     samples: int
     sampling: SamplingParams
     rewards: RewardPool
-    episodes: EpisodeRunner | None = None
+    episodes: EpisodeRunner
 
     def seed(
         self, run_seed: int, prompt: Prompt, sample: int, trajectory: int = 0, turn: int = 0
@@ -126,16 +125,16 @@ class ProblemSet:
 def problem_sets(
     section: RlaxSection,
     asked: Sequence[AskedSet],
-    rewards: RewardPool | None,
+    rewards: Mapping[str, RewardPool],
     rewards_of: Mapping[str, RewardPool],
-    episodes_of: Mapping[str, EpisodeRunner] = EMPTY,
+    episodes: Mapping[str, EpisodeRunner],
 ) -> tuple[ProblemSet, ...]:
     """Returns the problem sets with the rewards that score them.
 
     Args:
-      rewards: rewards of training; None with several environments.
-      rewards_of: set -> its own rewards, for sets that have some; environments have.
-      episodes_of: environment -> what plays its episodes.
+      rewards: environment -> its rewards of training; "" if there is one.
+      rewards_of: set -> its own rewards, for sets that have some.
+      episodes: environment -> what plays its episodes.
     """
     return tuple(
         ProblemSet(
@@ -145,8 +144,8 @@ def problem_sets(
             prompts=one.prompts,
             samples=one.chosen.samples or 1,
             sampling=_sampling(section.of_environment(one.environment), one.source),
-            rewards=cast(RewardPool, rewards_of.get(one.name, rewards)),
-            episodes=episodes_of.get(one.environment),
+            rewards=rewards_of.get(one.name) or rewards[one.environment],
+            episodes=episodes[one.environment],
         )
         for one in asked
     )

@@ -175,8 +175,7 @@ class GenerationStart:
                 runner = EpisodeRunner(one, own, environments[name], dispatcher)
             made[name] = EnvironmentParts(own, rewards[name], runner)
         runners = {name: parts.episodes for name, parts in made.items()}
-        several = rewards if section.environments else {}
-        sets = problem_sets(section, prompts.asked, rewards.get(""), own_rewards | several, runners)
+        sets = problem_sets(section, prompts.asked, rewards, own_rewards, runners)
         self.made = Generation(
             deadlines=section.deadlines,
             environments=made,
@@ -185,7 +184,7 @@ class GenerationStart:
             fleet=fleet,
             pace=pace,
             dispatcher=dispatcher,
-            evaluator=Evaluator(section, dispatcher, next(iter(runners.values())), sets),
+            evaluator=Evaluator(section, dispatcher, sets),
         )
 
     def _reward_pool(

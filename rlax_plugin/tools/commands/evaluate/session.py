@@ -101,6 +101,7 @@ class Session:
             samples=samples,
             sampling=sampling_params(section, self.generation.source),
             rewards=self.generation.rewards,
+            episodes=self.generation.environments[""].episodes,
         )
 
     async def ask(

@@ -70,9 +70,13 @@ class Parts:
         return [Score(0.0, (0.0,)) for _ in episodes]
 
 
-def evaluator(section: RlaxSection, source: Any, parts: Any, problems: ProblemSet) -> Evaluator:
+def evaluator(
+    section: RlaxSection, source: Any, parts: Any, prompts: list[Prompt], samples: int
+) -> Evaluator:
     runner = EpisodeRunner(section, source, rlax_environments.SingleTurn(), parts)
-    return Evaluator(section, parts, runner, [problems])
+    sampling = SamplingParams()
+    problems = ProblemSet("a", "eval/a", source, prompts, samples, sampling, parts, runner)
+    return Evaluator(section, parts, [problems])
 
 
 def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
@@ -83,7 +87,6 @@ def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
             evaluation={"samples": SAMPLES, "k": [1], "majority_k": [2], "bootstrap": 1}
         )
         prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(PROBLEMS)]
-        problems = ProblemSet("a", "eval/a", source, prompts, SAMPLES, SamplingParams(), parts)
         most, ended = 0, asyncio.Event()
 
         async def tick() -> None:
@@ -94,7 +97,7 @@ def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
                 most = max(most, source.read - before)
 
         ticking = asyncio.ensure_future(tick())
-        found = await evaluator(section, source, parts, problems).run(5, pinned=True)
+        found = await evaluator(section, source, parts, prompts, SAMPLES).run(5, pinned=True)
         ended.set()
         await ticking
         assert found.main["majority_at_2"].problems == PROBLEMS
@@ -185,8 +188,7 @@ def test_an_evaluation_keeps_numbers_and_neither_tokens_nor_log_probs() -> None:
     parts: Any = Watched()
     source: Any = Source()
     prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(3)]
-    problems = ProblemSet("a", "eval/a", source, prompts, 2, SamplingParams(), parts)
-    found = asyncio.run(evaluator(section, source, parts, problems).run(5))
+    found = asyncio.run(evaluator(section, source, parts, prompts, 2).run(5))
     assert found.main["pass_at_1"].value == pytest.approx((1 + 1 + 1 / 2) / 3)
     assert found.main["reward_errors"].value == pytest.approx(1 / 6)
     assert found.failures == {"a": "reward_failed: KeyError: 2"}

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,19 +174,22 @@ def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):
         asked_sets(settings, Source(), lambda kind, choice, key: other)
 
 
+NOBODY: Any = {"": None}  # scores or plays
+
+
 @pytest.mark.parametrize(("given", "used"), [(None, 0.8), (0.0, 0.0), (0.5, 0.5)])
 def test_sets_are_asked_at_the_temperature_of_evaluation(given, used):
     settings = section_with(
         rollouts={"temperature": 0.8, "top_p": 0.9}, evaluation={"temperature": given}
     )
-    (main,) = problem_sets(settings, asked_sets(settings, Source(), None), None, {})
+    (main,) = problem_sets(settings, asked_sets(settings, Source(), None), NOBODY, {}, NOBODY)
     assert (main.sampling.temperature, main.sampling.top_p) == (used, 0.9)
 
 
 def test_sets_are_asked_with_seeds_of_their_own():
     settings = section_with(evaluation={"sets": {"again": {"split": "test", "samples": 8}}})
     part = None  # every set has the prompt source of training
-    main, again = problem_sets(settings, asked_sets(settings, Source(), part), None, {})
+    main, again = problem_sets(settings, asked_sets(settings, Source(), part), NOBODY, {}, NOBODY)
     prompt = main.prompts[0]
     context = np.array([3, 4], np.int32)
     first, second = main.request(context, prompt, 0, 7, 5), again.request(context, prompt, 4, 7, 5)
