@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic_core import to_json
 
-from rlax_plugin.api import CallError, ConfigError, Ending, RlaxError, Section
+from rlax_plugin.api import CallError, ConfigError, Ending, RlaxError, Section, python_command
 from rlax_tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class _Connection:
         from mcp import ClientSession, StdioServerParameters, stdio_client
 
         # Of this process's variables the client passes on those that a program needs, and no keys.
-        arguments = ["-ISc", _WITH_PARENT, *self._command]
-        server = StdioServerParameters(command=sys.executable, args=arguments)
+        program, *arguments = python_command("-ISc", _WITH_PARENT, *self._command)
+        server = StdioServerParameters(command=program, args=arguments)
         try:
             if shutil.which(self._command[0]) is None:
                 raise FileNotFoundError(f"there is no program {self._command[0]!r}")
