@@ -1,5 +1,6 @@
 """The loop of a chat model with tools: exact tokens, wrong calls, long results, tools that fail."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ import pytest
 from played import Played
 from reward_pools import with_pool
 from rlax_tools.environment import Tools, ToolsConfig, check, check_start
+from rlax_tools.tool import Tool
 from sections import section_with
 from small_tokenizers import CHATML, byte_level
 from tool_episodes import TEMPLATE, call, played
@@ -206,6 +208,17 @@ def test_the_time_of_all_calls_together_cuts_the_episode(tmp_path: Path) -> None
     outcome, episode = played(Tools(config(), run), run, [calls, "never"])  # call_s is 30 s
     assert outcome.ended == "cut" and outcome.metrics["tool_calls"] == 4
     assert len(episode.trajectories[0].turns) == 1
+
+
+async def test_what_a_tool_needs_is_started_in_a_time_of_its_own(tmp_path: Path) -> None:
+    source = chats(byte_level(tmp_path / "model", template=TEMPLATE))
+    tools = Tools(config(call_s=0.01), context(source, tmp_path))
+
+    async def call(arguments: Any, limit_s: float) -> str:
+        return f"{limit_s:g}"
+
+    tool = Tool({"function": {"name": "late"}}, call, ready=lambda: asyncio.sleep(0.1))
+    assert await tools._executed(tool, {}, 10.0) == "0.01"
 
 
 def test_a_set_with_prompts_of_another_source_is_refused(tmp_path: Path) -> None:

@@ -213,6 +213,28 @@ async def test_a_server_that_hangs_and_ignores_signals_ends_with_its_episode(
 
 
 @needs_mcp
+async def test_a_cancelled_episode_does_not_wait_for_the_end_of_its_server(
+    command: tuple[str, ...],
+) -> None:
+    pids: list[int] = []
+
+    async def play(server: McpServer) -> None:
+        async with episode(server) as tools:
+            pids.append((await count(tools))[0])
+            await tools["blocks"].call({}, 0)
+
+    async with served(command) as server:
+        playing = asyncio.create_task(play(server))
+        while not pids:
+            await asyncio.sleep(0.01)
+        holder = psutil.Process(pids[0])
+        playing.cancel()
+        await asyncio.wait([playing])
+        assert holder.is_running()  # it is given 2 s to end by itself
+        await asyncio.to_thread(holder.wait, 60)
+
+
+@needs_mcp
 @pytest.mark.parametrize(
     ("command", "message"),
     [
