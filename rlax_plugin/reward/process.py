@@ -573,6 +573,7 @@ class WaitingJobs:
       main_thread: runs functions that are not async.
       send: sends a message to the trainer.
       failures: formats exceptions.
+      key: config key of the environment, for messages.
       reward_limit: limit of the environment's reward for a turn.
     """
 
@@ -585,9 +586,10 @@ class WaitingJobs:
         send: Send,
         failures: Failures,
         *,
+        key: str,
         reward_limit: float,
     ):
-        self._loop, self._forms, self._environment = loop, forms, environment
+        self._loop, self._forms, self._environment, self._key = loop, forms, environment, key
         self._main_thread, self._send, self._failures = main_thread, send, failures
         self._reward_limit = reward_limit
         self._jobs = JobReader()
@@ -655,7 +657,7 @@ class WaitingJobs:
         except BaseException as error:  # noqa: BLE001
             text = self._failures("an environment", prompt.id, error)
             ending = ending_of(error, Ending.ENVIRONMENT_FAILED)
-            self._end(job, {"error": f"rlax.environment: {text}", "ending": ending})
+            self._end(job, {"error": f"{self._key}: {text}", "ending": ending})
         else:
             self._end(job, {"outcome": shown})
         finally:
@@ -747,9 +749,8 @@ def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
         name, weight = f"{key} ({choice.name})", last_of(choice.weight)
         forms.append(form_of(reward, weight, name, section.reward_limit))
     needs = needs_of(forms)
-    environment = None
+    environment, key = None, start["environment"]
     if section.several_turns:
-        key = start["environment"]
         environment = build_part("environment", section.environment, key, context)
     if needs.waits or environment is not None:
         loop = loop_with(witness)
@@ -760,6 +761,7 @@ def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
             main_thread,
             connection.send,
             failures,
+            key=key,
             reward_limit=section.reward_limit,
         )
     with announced(context.run_dir, "rewards") as mark, Watchdog(mark) as watchdog:

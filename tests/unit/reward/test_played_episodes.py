@@ -338,6 +338,14 @@ def test_a_message_that_is_none_is_the_episodes_error(line):
     with_pool(config(), work)
 
 
+def test_an_episodes_error_names_the_key_of_its_environment():
+    async def work(pool):
+        (wrong,) = await play(pool, Played("turns 2", errors={1: ValueError("not a token")}))
+        assert reason(wrong).startswith("rlax.environments.a.environment: ValueError: not a token")
+
+    with_pool(config(), work, key_of="rlax.environments.a.{}".format)
+
+
 def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there(shared):
     async def work(pool):
         with pytest.raises(RlaxError, match="no worker"):

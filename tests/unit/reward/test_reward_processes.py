@@ -325,7 +325,7 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() ->
     """The connection is then reset, and does not end."""
     ours, theirs = socket.socketpair()
     hello = {"section": rewards().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
-    hello["functions"] = {}
+    hello |= {"environment": "rlax.environment", "functions": {}, "maxtext": {}}
     asked = [episode_to(episode(""), prompt(), False)]
     job = {"job": 1, "prompt": prompt_to(prompt()), "episodes": asked}
     with ours, theirs, shared() as memory:
