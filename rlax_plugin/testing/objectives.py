@@ -363,7 +363,6 @@ def _of_samples(
         "rl_group": 1 + place_b // group_size,
         "rl_group_size": scored_bg.sum(axis=1).repeat(group_size),
         "rl_sample": place_b % group_size,
-        "rl_episode": 1 + place_b,
         "rl_sample_length": mask_bt.sum(axis=1),
         "rl_total_reward": rewards_b,
         "rl_step": np.full(len(rewards_b), step),

@@ -8,6 +8,7 @@ position t concern ``targets[t]``, and are 0 where that token was given. Numpy o
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ ARRAYS: dict[str, ArraySpec] = {
     # a selection those that train, repeated ones again.
     "rl_group": _INT32,
     "rl_group_size": _INT32,
-    # The sample's index in its group, from 0, and its sampled tokens in all trajectories.
+    # The sample's index in its group, from 0, and its sampled tokens in all trajectories. Of a
+    # sample that a selection repeats, each copy but the first has a further index.
     "rl_sample": _INT32,
     "rl_sample_length": _INT32,
     # All that rewards and environment paid the sample (``Score.total``).
@@ -312,8 +314,11 @@ def _write_sampled(
     remaining, episodes = iter(places), itertools.count(1)
     for number, (group, given) in enumerate(zip(batch.groups, batch.advantages, strict=True), 1):
         group_size = sum(isinstance(score, Score) for score in group.scores)
+        further, seen = 1 + max(episode.index for episode in group.episodes), Counter[int]()
         for episode, score, advantage in zip(group.episodes, group.scores, given, strict=True):
             episode_number = next(episodes)
+            sample = episode.index + further * seen[episode.index]
+            seen[episode.index] += 1
             own_places = [next(remaining) for _ in episode.trajectories]
             if not isinstance(score, Score):
                 continue
@@ -323,7 +328,7 @@ def _write_sampled(
                 not (mask_truncated and episode.truncated),
                 number,
                 group_size,
-                episode.index,
+                sample,
                 sum(counts),
                 score.total,
                 episode_number,

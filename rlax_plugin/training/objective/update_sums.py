@@ -27,19 +27,19 @@ def update_sums(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns ``UPDATE_ARRAYS`` of one update.
 
     Args:
-      batch: arrays of all micro-batches of the update; ``rl_mask``, ``rl_group``, ``rl_episode``
-        and ``targets_segmentation`` are read.
+      batch: arrays of all micro-batches of the update; ``rl_mask``, ``rl_group``, ``rl_sample`` and
+        ``targets_segmentation`` are read.
     """
     trained_bt = batch["rl_mask"] > 0
     group_bt = np.where(trained_bt, batch["rl_group"], 0)
-    # Not rl_sample: a sample that is repeated is several episodes of the batch.
-    episode_bt = np.where(trained_bt, batch["rl_episode"], 0)
+    sample_bt = np.where(trained_bt, batch["rl_sample"], 0)
+    each_bt = group_bt * (1 + int(sample_bt.max(initial=0))) + sample_bt
     rows_b1 = np.arange(len(trained_bt))[:, None]
     segment_bt = batch["targets_segmentation"]
     sequences = np.unique((rows_b1 * (1 + segment_bt.max(initial=0)) + segment_bt)[trained_bt]).size
     found = {
         "rl_group_tokens": sums_over(group_bt, trained_bt),
-        "rl_sample_tokens": sums_over(episode_bt, trained_bt),
+        "rl_sample_tokens": sums_over(each_bt, trained_bt),
         "rl_update_sequences": np.where(trained_bt, sequences, 0),
         "rl_update_groups": np.where(trained_bt, np.unique(group_bt[trained_bt]).size, 0),
     }

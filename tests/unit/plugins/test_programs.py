@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -187,7 +188,9 @@ async def test_a_hostile_program_sees_nothing_of_the_run(
         "found += [name for name in os.environ if 'SECRET' in name]\n"
         "found += [pid for pid in range(2, 99999) if pid != os.getpid() and not kill(pid)]\n"
         "for path in glob.glob('/tmp/*') + glob.glob('/tmp/.*'):\n"
-        "    if not path.endswith('agent.py'): found.append(path)\n"
+        # Where rlax is installed below /tmp, its environment is seen there.
+        f"    if not path.endswith('agent.py') and not {sys.prefix!r}.startswith(path):\n"
+        "        found.append(path)\n"
         "print(json.dumps({'reward': len(found), 'text': str(found)[:999]}))"
     )
     head = (

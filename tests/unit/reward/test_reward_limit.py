@@ -86,6 +86,7 @@ def test_a_pool_of_processes(tmp_path, monkeypatch):
 
 async def test_turns_of_an_environment():
     outcome = {"text": "", "rewards": [1001.0], "ended": "done", "metrics": {}, "reward": 0.0}
+    outcome |= {"ending": None}
     job = PlayJob(prompt(), Played("x"), 60.0, 1000.0)
     with pytest.raises(ValueError, match="the reward is 1001: the environment may return"):
         job.take({"outcome": outcome}, 100)

@@ -54,7 +54,7 @@ def test_samples_have_a_row_for_each_time_that_they_train():
     assert found["rl_mask"].sum(axis=1).tolist() == [3, 2, 2, 4]
     of_row = {name: array.max(axis=1).tolist() for name, array in found.items()}
     assert of_row["rl_group"] == [1, 2, 2, 2] and of_row["rl_group_size"] == [1, 3, 3, 3]
-    assert of_row["rl_sample"] == [1, 0, 0, 2]
+    assert of_row["rl_sample"] == [1, 0, 3, 2]
     assert of_row["rl_episode"] == [1, 2, 3, 4]  # copies are samples of their own
     sums = {name: array.max(axis=1).tolist() for name, array in update_sums(found).items()}
     assert sums["rl_sample_tokens"] == [3, 2, 2, 4] and sums["rl_group_tokens"] == [3, 8, 8, 8]
