@@ -77,6 +77,7 @@ class McpServer:
         self._described: Sequence[Mapping[str, Any]] | None = None
         self._shared: _Connection | None = None
         self._starting = asyncio.Lock()
+        self._ending: set[asyncio.Task[None]] = set()  # of servers that have been told to
 
     async def listed(self) -> None:
         """Starts the server to ask for its tools, the first time.
@@ -119,7 +120,7 @@ class McpServer:
             yield [tool(one) for one in self._described or ()]
         except asyncio.CancelledError:  # whoever cancels does not wait as long as a server may take
             while own:
-                own.pop().end()
+                self._end(own.pop())
             raise
         finally:
             for one in own:
@@ -130,15 +131,23 @@ class McpServer:
         async with self._starting:
             if self._shared is None or not await self._shared.answers():
                 if self._shared is not None:
-                    self._shared.end()
+                    self._end(self._shared)
                 self._shared = None
                 self._shared = await self._started()
             return self._shared
 
+    def _end(self, connection: _Connection) -> None:
+        """Begins to end a server, for which nobody waits but ``close``."""
+        connection.end()
+        self._ending.add(connection.task)
+        connection.task.add_done_callback(self._ending.discard)
+
     async def close(self) -> None:
-        """Ends the server of all episodes, if there is one."""
+        """Ends the server of all episodes, and waits for those that are ending."""
         if self._shared is not None:
-            await self._shared.close()
+            self._end(self._shared)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_END_S)
 
     async def _started(self) -> _Connection:
         name = f"the MCP server {self._name!r} ({_KEY}.{self._name}.command)"
@@ -152,14 +161,20 @@ class McpServer:
 
 
 class _Connection:
-    """A server's process. One task opens and closes it, as the client's scopes want it."""
+    """A server's process. One task opens and closes it, as the client's scopes want it.
+
+    If that is cancelled while it closes a server that is held, it waits for the server for ever.
+
+    Attributes:
+      task: ends once the process has ended.
+    """
 
     def __init__(self, name: str, command: Sequence[str]):
         self._name, self._command = name, command
         self._doubted = False  # a call has failed, for which the server may be to blame
         self._over = asyncio.Event()
         self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._serve())
+        self.task = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
         from mcp import ClientSession, StdioServerParameters, stdio_client
@@ -293,13 +308,13 @@ class _Connection:
         """Begins to end the process, and all that it has started in its group."""
         self._over.set()
         if not self._session.done():
-            self._task.cancel()
-        self._task.add_done_callback(_told)
+            self.task.cancel()
+        self.task.add_done_callback(_told)
 
     async def close(self) -> None:
         """Ends the process; see ``end``."""
         self.end()
-        await asyncio.wait([self._task], timeout=_END_S)
+        await asyncio.wait([self.task], timeout=_END_S)
 
 
 def _told(task: asyncio.Task[None]) -> None:
