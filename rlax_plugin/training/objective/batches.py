@@ -314,7 +314,7 @@ def _write_sampled(
     remaining, episodes = iter(places), itertools.count(1)
     for number, (group, given) in enumerate(zip(batch.groups, batch.advantages, strict=True), 1):
         group_size = sum(isinstance(score, Score) for score in group.scores)
-        further, seen = 1 + max(episode.index for episode in group.episodes), Counter[int]()
+        further, seen = 1 + max((one.index for one in group.episodes), default=0), Counter[int]()
         for episode, score, advantage in zip(group.episodes, group.scores, given, strict=True):
             episode_number = next(episodes)
             sample = episode.index + further * seen[episode.index]
