@@ -127,11 +127,9 @@ class Buffer:
         if self.mix is None:
             return
         own = self._of_environments(batches=2)
-        wanted = self.mix.of_batch(self._trained)
-        waited_for = {name for name, count in wanted.items() if len(own[name]) < count}
         both = {n: len(p) for n, p in self.mix.places(self._trained, 2 * self.rule.groups).items()}
         ready = {name for name, count in both.items() if len(own[name]) >= count}
-        self.steps_ahead.batch_asked(waited_for, ready, slots_short=slots_short)
+        self.steps_ahead.batch_asked(self._lacking(own), ready, slots_short=slots_short)
 
     @property
     def _waits_for_all(self) -> bool:

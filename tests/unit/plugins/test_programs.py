@@ -180,7 +180,8 @@ async def test_a_hostile_program_sees_nothing_of_the_run(
     monkeypatch.setenv("SECRET", "of the run")
     source = (
         "import glob, json, os, socket\nfound = []\n"
-        f"for path in ({str(tmp_path)!r}, '/root/.bashrc', '/proc/{os.getpid()}/environ',\n"
+        f"for path in ({str(tmp_path)!r}, {str(Path.home() / '.bashrc')!r},"
+        f" '/proc/{os.getpid()}/environ',\n"
         "             'expected.txt', '/etc/shadow', '/var', '/run', '/home', '/sys'):\n"
         "    try:\n"
         "        found.append(os.listdir(path) if os.path.isdir(path) else open(path).read())\n"
