@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
@@ -480,10 +480,7 @@ class RlaxSection(Section):
             "curation.only": (curation.only or "", ""),
             "curation.prior.path": (curation.prior.path, ""),
         }
-        for key, (given, needed) in right.items():
-            if given != needed:
-                reason = f"is not possible with rlax.environments: must be {needed!r}, the default"
-                raise ConfigError(f"rlax.{key}", given, reason)
+        _must_be_defaults(right, "is not possible with rlax.environments")
 
     def _something_is_paid(self) -> None:
         if not self.rewards and not self.several_turns:
@@ -640,10 +637,7 @@ class RlaxSection(Section):
             "curation.only": (curation.only or "", ""),
             "curation.prior.path": (curation.prior.path, ""),
         }
-        for key, (given, needed) in right.items():
-            if given != needed:
-                reason = f"has no effect with rlax.logged_samples: must be {needed!r}, the default"
-                raise ConfigError(f"rlax.{key}", given, reason)
+        _must_be_defaults(right, "has no effect with rlax.logged_samples")
         if self.rollouts.only_temperature is None:
             reason = "must be a number with rlax.logged_samples: the one they were sampled at"
             raise ConfigError("rlax.rollouts.temperature", "a schedule", reason)
@@ -670,3 +664,10 @@ class RlaxSection(Section):
                 f"must be at least group_size = {self.rollouts.group_size} with rlax.deterministic"
             )
             raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)
+
+
+def _must_be_defaults(right: Mapping[str, tuple[object, object]], why: str) -> None:
+    """Checks that keys below ``rlax`` have their defaults: key -> (value, default)."""
+    for key, (given, needed) in right.items():
+        if given != needed:
+            raise ConfigError(f"rlax.{key}", given, f"{why}: must be {needed!r}, the default")
