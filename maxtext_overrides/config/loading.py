@@ -28,7 +28,7 @@ from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig, model_keys
+from rlax_plugin.config.loading import BASE, ResolvedConfig, model_keys
 from rlax_plugin.config.yaml_values import dumped
 
 OVERRIDES = BY_MODULE["maxtext_overrides/config/loading.py"]
@@ -162,7 +162,6 @@ def _loaded(config: ResolvedConfig, overrides: Mapping[str, Any]) -> Config:
             model = pyconfig._initialize_pydantic(
                 argv, config_class=CheckedMaxTextConfig, **overrides
             )
-        return Config(model, config.section)
     except ValidationError as error:
         fields = CheckedMaxTextConfig.model_fields
         raise errors.of_validation(error, fields, config.maxtext) from None
@@ -170,6 +169,14 @@ def _loaded(config: ResolvedConfig, overrides: Mapping[str, Any]) -> Config:
         raise ConfigError("config", config.source, " ".join(str(error).split())) from None
     except _MAXTEXT_RAISES as error:
         raise _explained(error, config) from None
+    if not model.logical_axis_rules:  # MaxText loads it as if one device had asked
+        reason = (
+            "must lead to MaxText's base.yml, which says how arrays are divided among devices "
+            "(logical_axis_rules): each would hold all of them. Add base_config: base.yml to the "
+            "last file of the chain"
+        )
+        raise ConfigError(BASE, config.maxtext.get(BASE), reason)
+    return Config(model, config.section)
 
 
 def _winning(config: ResolvedConfig) -> set[str]:

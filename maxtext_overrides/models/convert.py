@@ -101,7 +101,8 @@ class Convertible:
         if self.has_tokenizer:
             keys |= {"tokenizer_type": "huggingface", "tokenizer_path": str(home / SIDE_FILES)}
         keys["load_parameters_path"] = str(home / checkpoint.ITEMS)
-        (directory / CONVERTED).write_text(f"{_HEADING}{family}.\n{dumped(keys)}", encoding="utf-8")
+        text = f"{_HEADING}{family}.\nbase_config: base.yml\n{dumped(keys)}"
+        (directory / CONVERTED).write_text(text, encoding="utf-8")
         record = {
             "source": os.path.abspath(self.source.where),
             "architecture": family,

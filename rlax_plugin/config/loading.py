@@ -28,7 +28,7 @@ from rlax_plugin.config.functions import function_files, rebased
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import dumped, parse
 
-_BASE = "base_config"
+BASE = "base_config"
 CONVERTED = "model.yml"
 """The name of the keys of a converted model."""
 # Read here as well as by MaxText, so that both must see one value.
@@ -239,7 +239,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
             "config", str(path), "must be a file that ends in .yml, as MaxText requires"
         )
     if path.resolve() in chain:
-        raise ConfigError(_BASE, str(path), "is based on itself")
+        raise ConfigError(BASE, str(path), "is based on itself")
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -250,12 +250,12 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(str(path), None, "must be a mapping of keys to values")
     content = marked(content, path.parent)
-    base = content.get(_BASE)
+    base = content.get(BASE)
     if not base:
         return content
     base_path = path.parent / str(base)
     if os.path.isfile(base_path):  # False also of what cannot be a path
-        del content[_BASE]
+        del content[BASE]
         below = _read(base_path, (*chain, path.resolve()))
         below = rebased(below, base_path.parent, path.parent)
         return _merge(below, content, "")
@@ -263,7 +263,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if known is not None and not os.path.isfile(known / str(base)):
         hint = "; rlax convert writes it" if Path(str(base)).name == CONVERTED else ""
         raise ConfigError(
-            _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs{hint}"
+            BASE, base, f"no such file in {path.parent}, nor among MaxText's configs{hint}"
         )
     return content
 

@@ -14,7 +14,7 @@ from maxtext_overrides.config.loading import load_to_check
 from maxtext_overrides.models.convert import home_of
 from maxtext_overrides.trainer.first_weights import check_converted
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.config.loading import merged, resolved
+from rlax_plugin.config.loading import merged, resolve, resolved
 from rlax_plugin.tools.commands.convert import convert
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
@@ -31,8 +31,15 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return {scanned: home / str(scanned) for scanned in (True, False)}
 
 
-def checked(directory: Path, *overrides: str) -> tuple[int, str]:
+def keys_of(directory: Path) -> dict[str, Any]:
+    """What it says of the model, as arguments can."""
     keys = merged(directory / "model.yml", ())
+    assert keys.pop("base_config") == "base.yml"
+    return keys
+
+
+def checked(directory: Path, *overrides: str) -> tuple[int, str]:
+    keys = keys_of(directory)
     model = (f"{key}={json.dumps(value)}" for key, value in keys.items())
     result = rlax("check", MAXTEXT, *model, *overrides)
     return result.exit_code, result.stderr.replace(str(directory), "DIR")
@@ -153,7 +160,7 @@ def test_a_named_model_is_accepted_only_if_every_key_agrees(tmp_path: Path) -> N
 def test_ignored_layers_are_a_warning(converted: dict[bool, Path], tmp_path: Path) -> None:
     """Of a checkpoint of which nothing says how it was made."""
     shutil.copytree(converted[False] / "0", tmp_path / "0")
-    keys = merged(converted[False] / "model.yml", ()) | {
+    keys = keys_of(converted[False]) | {
         "base_num_decoder_layers": 1,
         "load_parameters_path": str(tmp_path / "0" / "items"),
     }
@@ -169,3 +176,21 @@ def test_an_empty_path_and_one_at_the_root_are_no_conversions(
     (tmp_path / "converted.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert home_of("0/items") == Path() and home_of("") is None and home_of("/items") is None
+
+
+def test_without_base_yml_no_array_would_be_divided(
+    converted: dict[bool, Path], tmp_path: Path
+) -> None:
+    """A converted model as ``base_config`` leads to it; one that does not is rejected."""
+    run = tmp_path / "run.yml"
+    rlax_keys = merged(MAXTEXT, ())["rlax"]
+    run.write_text(json.dumps({"base_config": f"{converted[True]}/model.yml", "rlax": rlax_keys}))
+    small = ("hardware=cpu", "per_device_batch_size=16", "max_target_length=16")
+    rules = dict(load_to_check(resolve(run, small)).logical_axis_rules)
+    assert "fsdp" in rules["embed"] and "tensor" in rules["mlp"]
+    alone = tmp_path / "model.yml"
+    text = (converted[True] / "model.yml").read_text()
+    alone.write_text(text.replace("base_config: base.yml\n", ""))
+    run.write_text(json.dumps({"base_config": "model.yml", "rlax": rlax_keys}))
+    with pytest.raises(ConfigError, match=r"base_config: must lead to MaxText's base.yml"):
+        load_to_check(resolve(run, small))

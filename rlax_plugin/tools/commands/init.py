@@ -24,6 +24,7 @@ from rlax_plugin.build import Registry, registry_for, registry_of
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.config.data_paths import relative_to
 from rlax_plugin.config.loading import (
+    BASE,
     CONVERTED,
     ResolvedConfig,
     maxtext_configs,
@@ -464,7 +465,7 @@ def _read_converted(directory: str) -> _Converted:
             reason = "does not exist; if the directory was moved, correct its path there"
             raise ConfigError(f"{key} in {path}", named, reason)
     lines = path.read_text(encoding="utf-8").splitlines()
-    return _Converted(keys, tuple(line for line in lines if not line.startswith("#")))
+    return _Converted(keys, tuple(line for line in lines if not line.startswith(("#", BASE))))
 
 
 # The section as text.
