@@ -91,9 +91,9 @@ def generate(
 def run(work: str, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]:
     """Times ``steps`` steps after ``warmup`` untimed ones (compilation)."""
     from rlax_jetstream import JetstreamConfig
-    from rlax_jetstream.building import make_slots
 
     from maxtext_overrides.config.loading import initialize
+    from maxtext_overrides.sampler.worker_slots import make_slots
     from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
 
     with tempfile.TemporaryDirectory() as directory:

@@ -132,6 +132,7 @@ from rlax_plugin.rollout.batching.decode_engine import (
 )
 from rlax_plugin.rollout.batching.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollout.batching.scheduler import Scheduler
+from rlax_plugin.rollout.batching.slots_engine import SlotsConfig, SlotsEngine
 from rlax_plugin.rollout.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.rollout.http.episode import Access, EpisodeDoor
 from rlax_plugin.rollout.http.messages import AnswerForm, form_of
@@ -181,7 +182,8 @@ from rlax_plugin.training.signals.signal import ADVANTAGE_INPUTS, BatchSignal
 from rlax_plugin.training.signals.state_files import SignalState
 from rlax_plugin.training.signals.value_model import ValueLoss, ValueModel, ValueModelChoice
 from rlax_plugin.weights.fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import read_weights
+from rlax_plugin.weights.named import kept_weights
+from rlax_plugin.weights.verification import check_canary, check_fingerprints, read_weights
 
 if TYPE_CHECKING:
     from rlax_plugin.weights.device_fingerprint import fingerprint

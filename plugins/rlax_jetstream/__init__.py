@@ -10,31 +10,17 @@ from rlax_plugin.api import BuildContext, CheckResult, Extension, RolloutEngine,
 def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
     from rlax_jetstream.engine import JetstreamEngine
 
-    section = context.section
-    store = context.part("weight_store", section.weights.store, "rlax.weights.store")
-
     def make_slots():
         # Importing MaxText takes 12 s; the engine calls this on its own thread.
-        from rlax_jetstream.building import make_slots
+        from maxtext_overrides.sampler.worker_slots import make_slots
 
         return make_slots(config, context)
 
-    return JetstreamEngine(
-        make_slots=make_slots,
-        store=store,
-        rollouts=section.rollouts,
-        config=config,
-        make_prompt_source=lambda: context.part(
-            "prompt_source", section.prompt_source, "rlax.prompt_source"
-        ),
-        deterministic=section.deterministic,
-        max_context=section.max_context_tokens,
-        generating=context.generating,
-    )
+    return JetstreamEngine.of(config, context, make_slots)
 
 
 def _check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
-    from rlax_jetstream.building import check
+    from maxtext_overrides.sampler.worker_slots import check
 
     return check(config, context)
 

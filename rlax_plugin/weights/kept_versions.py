@@ -28,6 +28,7 @@ from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 log = logging.getLogger("rlax.parameter_server")
 
 _LIST = "versions.json"
+_CHECKPOINT = "name a checkpoint, RUN/checkpoints/NAME"
 # Of texts that others have edited: lists may be nested without end.
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DecodeError)
 
@@ -154,7 +155,9 @@ def is_in(places: Collection[str], path: str) -> bool:
     return False
 
 
-def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
+def kept_version(
+    files: RunFiles, number: int | None = None, otherwise: str = _CHECKPOINT
+) -> WeightVersion:
     """A version that a run has left behind, with the present path of its weights.
 
     The versions of a run that is still running may disappear at any time: take a lease instead.
@@ -162,6 +165,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
 
     Args:
       number: number of the version; None: the newest.
+      otherwise: what to do without it, for messages.
 
     Raises:
       ConfigError: the run has not kept that version, or none at all.
@@ -175,7 +179,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
         kept = {version.version: version for version in listed.versions}
     if not kept:
         left = " left" if there else ""
-        reason = f"has no weight versions{left}: name a checkpoint, RUN/checkpoints/NAME"
+        reason = f"has no weight versions{left}: {otherwise}"
         raise ConfigError("RUN", files.url, reason)
     if number is None:
         number = max(kept)
@@ -185,8 +189,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
         raise ConfigError(
             "--version",
             number,
-            f"{reason} (rlax.weights.keep sets how many are kept); or name a checkpoint, "
-            "RUN/checkpoints/NAME",
+            f"{reason} (rlax.weights.keep sets how many are kept); or {otherwise}",
         )
     native = replace(kept[number], converted=())
     return _placed(native, lambda path: _found(files, number, path))

@@ -9,12 +9,12 @@ import pytest
 from compiling import compilations
 from memory_store import Memory, loaded, prompt_of
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream.building import make_slots
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import MOE, NEW, TINY, VOCAB, Case, log_softmax, prompts_of
 
 from maxtext_overrides.sampler import buckets, joined_prefill
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
+from maxtext_overrides.sampler.worker_slots import make_slots
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve

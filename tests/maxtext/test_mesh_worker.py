@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 import tiny_engine
-from rlax_jetstream.building import check_mesh
 
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
+from maxtext_overrides.sampler.worker_slots import check_mesh
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import SamplingParams
 

@@ -8,10 +8,10 @@ import pytest
 from compiling import compilations
 from memory_store import Memory, loaded, prompt_of
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream.building import make_slots
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, TINY
 
+from maxtext_overrides.sampler.worker_slots import make_slots
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve

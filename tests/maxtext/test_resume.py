@@ -5,7 +5,6 @@ import threading
 import numpy as np
 import pytest
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream import building as worker_slots
 from tiny_engine import (
     NEW,
     PROMPT,
@@ -18,6 +17,7 @@ from tiny_engine import (
     reference_logprobs,
 )
 
+from maxtext_overrides.sampler import worker_slots
 from maxtext_overrides.sampler.decode import Prefill
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection, Rollouts

@@ -24,7 +24,8 @@ from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config.loading import CONVERTED, ResolvedConfig, merged, of_yaml, resolved
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Exported, Trainer
-from rlax_plugin.tools.commands.target import Target, checkpoint_name, find_target, find_version
+from rlax_plugin.tools.commands.target import checkpoint_name, find_version
+from rlax_plugin.weights.named import Target, find_target
 from rlax_plugin.weights.verification import stored_arrays
 
 Weights = str | Callable[[], dict[str, np.ndarray]]

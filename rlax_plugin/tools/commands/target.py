@@ -6,10 +6,9 @@ import os
 import posixpath
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsError
-from rlax_plugin.base.files.run_files import CONFIG, RunFiles
+from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rpc.security.operator_certificate import authority_of
@@ -18,65 +17,7 @@ from rlax_plugin.run.start.run_directory import state_directory
 from rlax_plugin.run.state.endpoints import endpoints
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import kept_version
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The weights to take from a run.
-
-    Attributes:
-      run: the run's directory.
-      version: a weight version; None: the newest, unless a checkpoint is given.
-      step: the step of a checkpoint; None: no checkpoint, or one given by name.
-      checkpoint: its name below ``checkpoints/``; empty: none was given.
-      typed: the text as the user typed it, for messages.
-    """
-
-    run: RunFiles
-    version: int | None = None
-    step: int | None = None
-    checkpoint: str = ""
-    typed: str = ""
-
-    @property
-    def is_checkpoint(self) -> bool:
-        return self.step is not None or bool(self.checkpoint)
-
-
-def find_target(text: str, version: int | None, step: int | None, *, also: str = "") -> Target:
-    """Reads ``RUN``, ``RUN@VERSION`` or ``RUN/checkpoints/NAME``.
-
-    Args:
-      also: other values that the command accepts, for messages.
-
-    Raises:
-      ConfigError: the text is none of these, or more than one version or checkpoint is given.
-    """
-    typed, text = text, text.rstrip("/")
-    if RunFiles(text).exists(CONFIG):
-        target = Target(RunFiles(text), version, step, typed=typed)
-    else:
-        parent, name = posixpath.split(text.removesuffix("/items"))
-        run, at, number = text.rpartition("@")
-        if posixpath.basename(parent) == "checkpoints":
-            target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name, typed)
-        elif at and number.isdigit() and version is None:
-            target = Target(RunFiles(run), int(number), step, typed=typed)
-        else:
-            target = Target(RunFiles(text), typed=typed)
-        if not target.run.exists(CONFIG):
-            raise ConfigError(
-                "RUN",
-                typed,
-                f"must be {also}a run directory (with a config.yml), RUN@VERSION or "
-                "RUN/checkpoints/NAME",
-            )
-    given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
-    if len(several := [name for name, value in given.items() if value is not None]) > 1:
-        raise ConfigError(
-            "RUN", typed, f"{' and '.join(several)} cannot be combined: give one of them"
-        )
-    return target
+from rlax_plugin.weights.named import Target
 
 
 def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:

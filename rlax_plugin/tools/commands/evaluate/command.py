@@ -52,7 +52,7 @@ from rlax_plugin.tools.commands.evaluate.measured_policy import (
 )
 from rlax_plugin.tools.commands.evaluate.parts import Counts, Parts
 from rlax_plugin.tools.commands.evaluate.session import Session
-from rlax_plugin.tools.commands.target import find_target
+from rlax_plugin.weights.named import find_target
 
 log = logging.getLogger("rlax.evaluate")
 

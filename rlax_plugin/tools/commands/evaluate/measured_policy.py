@@ -36,7 +36,8 @@ from rlax_plugin.run.start.function_data import check_data
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.run.start.signals import Signals
 from rlax_plugin.tools.commands.evaluate.session import Session, open_session
-from rlax_plugin.tools.commands.target import Target, checkpoint_name, find_version
+from rlax_plugin.tools.commands.target import checkpoint_name, find_version
+from rlax_plugin.weights.named import Target
 from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.verification import canary_tokens
 

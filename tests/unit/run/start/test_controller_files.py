@@ -16,7 +16,8 @@ from rlax_plugin.run.metrics.file import MetricsFile
 from rlax_plugin.run.start.run_directory import check_same_run
 from rlax_plugin.tools.commands.evaluate.command import write_result
 from rlax_plugin.tools.commands.replay import replay
-from rlax_plugin.tools.commands.target import checkpoint_name, find_target
+from rlax_plugin.tools.commands.target import checkpoint_name
+from rlax_plugin.weights.named import find_target
 
 
 @fixture(autouse=True)

@@ -4,51 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from maxtext_overrides.config.loading import load, load_to_check, passed_on
+from maxtext_overrides.config.loading import Config, default_of, load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
-from rlax_jetstream.options import JetstreamConfig
-from rlax_plugin.api import (
-    BuildContext,
-    CheckResult,
-    ConfigError,
-    DecodeSlots,
-    ResolvedConfig,
-    RlaxSection,
-    Rollouts,
-)
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.config import RlaxSection, Rollouts
+from rlax_plugin.config.identity import is_local
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.ports.protocols import BuildContext, CheckResult
+from rlax_plugin.rollout.batching.decode_engine import DecodeSlots
+from rlax_plugin.rollout.batching.slots_engine import SlotsConfig
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.copies import Held
 
 
-def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
+def make_slots(config: SlotsConfig, context: BuildContext, **more: Any) -> DecodeSlots:
     """Builds the decode engine on this process's devices, without loading or compiling yet.
+
+    Args:
+      more: further arguments of ``DecodeEngine``.
 
     Raises:
       ConfigError: the slots do not divide among the devices, the mesh has another number of
         devices, or MaxText rejects the config.
       OverrideError: MaxText is not a tested version.
     """
-    # MaxEngine uses TensorFlow only to read data; without it the import takes half as long.
-    with unavailable("tensorflow", "google.cloud.aiplatform"):
-        from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
+    with lean():
+        from maxtext_overrides.sampler.decode import DecodeEngine
 
-    rollouts, devices = context.section.rollouts, jax.device_count()
-    check_slots(rollouts, devices)
-    overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
-    check_mesh({**given_config(context).maxtext, **overrides}, devices)
     section = context.section
     return DecodeEngine(
-        load(given_config(context), **overrides),
-        group_size=rollouts.group_size,
-        prompt_tokens=rollouts.max_prompt_tokens,
+        worker_config(config, context),
+        group_size=section.rollouts.group_size,
+        prompt_tokens=section.rollouts.max_prompt_tokens,
         keeps=config.keep_contexts and section.several_turns and not section.deterministic,
         rounds=section.weights.rounded,
+        **more,
     )
+
+
+def lean() -> AbstractContextManager[None]:
+    """Within it MaxEngine is imported: without TensorFlow, its reader of data, in half the time."""
+    return unavailable("tensorflow", "google.cloud.aiplatform")
+
+
+def worker_config(
+    config: SlotsConfig, context: BuildContext, of: ResolvedConfig | None = None
+) -> Config:
+    """Returns MaxText's config of a worker with this process's devices.
+
+    Args:
+      of: another run, whose model is run beside that of the worker's own run: in the same slots, on
+        the same mesh. None: the worker's own.
+
+    Raises:
+      ConfigError: see ``make_slots``.
+    """
+    with lean():
+        from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT
+
+    own, devices = given_config(context), jax.device_count()
+    check_slots(context.section.rollouts, devices)
+    overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
+    check_mesh({**own.maxtext, **overrides}, devices)
+    if of is not None:
+        keys = filter(is_local, {**of.maxtext, **own.maxtext})
+        overrides = {key: own.maxtext.get(key, default_of(key)) for key in keys} | overrides
+    return load(of or own, **overrides)
 
 
 def check_mesh(keys: Mapping[str, Any], devices: int) -> None:
@@ -71,7 +98,7 @@ def check_mesh(keys: Mapping[str, Any], devices: int) -> None:
     )
 
 
-def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
+def check(config: SlotsConfig, context: BuildContext) -> CheckResult:
     """Validates MaxText's keys as a worker has them, and adds up the memory it needs.
 
     Raises:
@@ -131,7 +158,7 @@ def given_config(context: BuildContext) -> ResolvedConfig:
       ConfigError: there is only a section.
     """
     if context.config is None:
-        raise ConfigError("rlax.rollouts.engine", "jetstream", "needs a MaxText config")
+        raise ConfigError("rlax.rollouts.engine", None, "needs a MaxText config")
     return context.config
 
 

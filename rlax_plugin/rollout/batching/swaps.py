@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.api import Arrays, DecodeSlots, Loaded, Prefill, SamplingParams
+from rlax_plugin.base.types import SamplingParams
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.rollout.batching.decode_engine import DecodeSlots, Prefill
 
 TOTALS = (
     "steps_total",
