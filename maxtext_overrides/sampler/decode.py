@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_overrides.sampler import buckets, layer_major
+from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.kept_contexts import Ended, KeptContexts, Match
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampler.ring import collect
@@ -58,6 +59,8 @@ class DecodeEngine:
         episodes; without effect where MaxText's model does not allow it. A token's log-prob then
         depends, in its last bits, on whether its context was kept.
       rounds, devices: see ``MaxEngineModel``.
+      combine: makes the model to drive of that of ``config``, and arrays that its programs get
+        beside each version's; those that a version itself has win. None: it is driven alone.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
@@ -72,8 +75,12 @@ class DecodeEngine:
         keeps: bool = False,
         rounds: bool = False,
         devices: Sequence[Any] | None = None,
+        combine: Callable[[MaxEngineModel], tuple[CombinedModel, Mapping[str, Any]]] | None = None,
     ):
-        self.model = MaxEngineModel(config, devices, rounds=rounds)
+        self.model: MaxEngineModel | CombinedModel = MaxEngineModel(config, devices, rounds=rounds)
+        self._beside: Mapping[str, Any] = {}
+        if combine is not None:
+            self.model, self._beside = combine(self.model)
         self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
@@ -119,6 +126,9 @@ class DecodeEngine:
         """Returns uint32 fingerprints of laid-out arrays by name, copying one array at a time."""
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
+
+    def _whole(self, weights: Weights) -> dict[str, Any]:
+        return {**self._beside, **weights}
 
     @property
     def free_slots(self) -> list[int]:
@@ -184,7 +194,9 @@ class DecodeEngine:
         for bucket, indices in buckets.calls(self._buckets, [len(r.tokens) for r in others]):
             some = [others[i] for i in indices]
             arguments = self._arguments(bucket, some, [0] * len(some))
-            self._state = self._insert(self._state, dict(weights), *arguments, np.bool_(fresh))
+            self._state = self._insert(
+                self._state, self._whole(weights), *arguments, np.bool_(fresh)
+            )
             fresh = False
 
     def _match(self, context: np.ndarray, taken: Collection[int] = ()) -> Match | None:
@@ -216,7 +228,7 @@ class DecodeEngine:
         some = [request for request, _ in found]
         arguments = self._arguments(bucket, some, [match.count for _, match in found])
         self._state = self._insert_behind(
-            self._state, dict(weights), *arguments, np.bool_(fresh), slots, counts, reach
+            self._state, self._whole(weights), *arguments, np.bool_(fresh), slots, counts, reach
         )
 
     def _arguments(
@@ -264,7 +276,7 @@ class DecodeEngine:
             return []
         self._state, status = self._decode(
             self._state,
-            dict(weights),
+            self._whole(weights),
             self._occupied,
             np.int32(max_steps),
             np.bool_(stop_when_free),
@@ -318,7 +330,7 @@ class DecodeEngine:
         size = max(count, min(_SCORED, self.max_prompt_tokens))
         padded = np.zeros(size + 1, np.int32)
         padded[: count + 1] = tokens
-        return np.asarray(self._score(dict(weights), padded))[:count]
+        return np.asarray(self._score(self._whole(weights), padded))[:count]
 
     def warm_up(self) -> None:
         """Compiles all programs with zero weights, and leaves all slots empty."""
@@ -337,7 +349,7 @@ class DecodeEngine:
             rest = Prefill(np.zeros(1, np.int32), (0,), (0,), SamplingParams(max_new_tokens=1))
             arguments = self._arguments(bucket, [rest], [0])
             self._state = self._insert_behind(
-                self._state, weights, *arguments, np.bool_(True), *fills, reach
+                self._state, self._whole(weights), *arguments, np.bool_(True), *fills, reach
             )
         if self._behind:
             self._keep_contexts([Ended(0, 0, 0, 0)])

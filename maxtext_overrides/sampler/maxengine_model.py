@@ -62,6 +62,7 @@ class MaxEngineModel:
 
     Attributes:
       slots: number of sequences decoded at once, ``per_device_batch_size`` times devices.
+      vocabulary: number of logits.
       mesh: MaxEngine's mesh.
       row_shards: number of parts into which the rows of a prefill are divided, one per device or
         fewer.
@@ -89,6 +90,7 @@ class MaxEngineModel:
         joined_prefill.install(allow_untested)
         engine = maxengine.MaxEngine(config, devices)
         self.slots = int(engine.max_concurrent_decodes)
+        self.vocabulary = int(config.vocab_size)
         self.mesh = engine.mesh
         self._rules = config.logical_axis_rules
         self.row_shards = self._shards("activation_batch")

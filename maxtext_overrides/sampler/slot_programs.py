@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.maxengine_model import Caches, MaxEngineModel, Weights
 from maxtext_overrides.sampler.ring import packed
 from maxtext_overrides.sampler.sampling import empty_settings, ends, sample_next
@@ -22,7 +23,7 @@ class SlotPrograms:
       max_new_tokens: the longest completion.
     """
 
-    def __init__(self, model: MaxEngineModel, longest: int, max_new_tokens: int):
+    def __init__(self, model: MaxEngineModel | CombinedModel, longest: int, max_new_tokens: int):
         self._model, self._longest, self._max_new_tokens = model, longest, max_new_tokens
 
     def insert_step(
