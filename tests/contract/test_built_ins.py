@@ -60,6 +60,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         },
         # Its database takes seconds to set up, and has tests of its own.
         "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri(), **slow}},
+        "rlax_rast": {"rollout_engine/rast": {"after": "x", "before": "y"}},
         "rlax_rewards": {"reward/format": {"pattern": ".*"}},
         "rlax_tensorboard": {"tracker/tensorboard": slow},
         "rlax_tools": {"environment/tools": {"shell": True}, "prompt_source/harbor": {"path": "x"}},
@@ -71,7 +72,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         assert one.plugin == name and bool(one.rules) != bool(one.note)
     needs_model = {one.name for one in checked if one.note}
     needing = {"harbor", "jetstream", "maxtext", "number_tasks", "reasoning_gym", "tools"}
-    needing |= {"verifiers", "vllm"}
+    needing |= {"rast", "verifiers", "vllm"}
     needing |= {one.partition("/")[2] for one in DATA_SETS} if name == "rlax_datasets" else set()
     assert needs_model == needing & {one.name for one in checked}
 

@@ -138,7 +138,7 @@ def test_a_name_with_several_meanings_shows_all_of_them() -> None:
 
 def test_a_kind_shows_where_its_parts_are_chosen_and_all_of_them() -> None:
     titles = [block.title for block in explain.find("rollout_engine").blocks]
-    engines = [f"rollout engine {name}" for name in ("jetstream", "vllm", "scripted")]
+    engines = [f"rollout engine {name}" for name in ("jetstream", "rast", "vllm", "scripted")]
     assert titles == ["rlax.rollouts", *engines]
     places, grpo = explain.find("preset").blocks[:2], explain.find("preset").blocks[2]
     assert [one.title for one in places] == ["rlax.objective", "rlax.environments.NAME.objective"]
