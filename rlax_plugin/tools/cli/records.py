@@ -23,6 +23,14 @@ def report(
     ],
     *,
     out: Out = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY",
+            help="of several runs: those with the same value of this config key are one line, "
+            "their mean, with their range",
+        ),
+    ] = "",
     watch: Annotated[
         bool,
         typer.Option(
@@ -64,9 +72,11 @@ def report(
             if watch or trace is not None:
                 reason = "is for one run: leave out --watch and --trace, or the other runs"
                 raise ConfigError("RUN...", " ".join(runs), reason)
-            typer.echo(write_comparison(runs, out))
+            typer.echo(write_comparison(runs, out, by))
             return
         run = runs[0]
+        if by:
+            raise ConfigError("--by", by, "is for several runs")
         if trace is not None:
             from rlax_plugin.tools.commands.report.write import write_trace
 

@@ -118,7 +118,7 @@ def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Se
     several = len(runs) > 1
     learning = Section(
         "Learning",
-        present(chart(_REWARD, runs), _reward_parts(runs), *evaluations(runs)),
+        present(chart(_REWARD, runs), *_reward_parts(runs), *evaluations(runs)),
         about="whether the policy improves",
     )
     objective, constant = _others(runs, _OBJECTIVE)
@@ -180,13 +180,18 @@ def _rollouts_and_data(runs: Sequence[RunData], curated: Section | None) -> Sect
     return replace(curated, charts=[*curated.charts, *of_runs], note=note, about=about)
 
 
-def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
-    """Returns a chart of the mean of each reward, if there are several."""
+def _reward_parts(runs: Sequence[RunData]) -> list[Chart | None]:
+    """Returns a chart of the mean of each of several rewards; of several runs one for each."""
     names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
     pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
+    title, unit = "Rewards, one by one", "mean per sample"
+    if len(runs) > 1:
+        return [
+            chart(Lines(f"reward-part-{label}", f"{title}: {label}", unit, ((name, label),)), runs)
+            for name, label in pairs
+        ]
     caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
-    lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
-    return chart(lines, runs) if names else None
+    return [chart(Lines("reward-parts", title, unit, pairs, caption), runs)] if names else []
 
 
 def _endings(runs: Sequence[RunData]) -> Chart | None:
@@ -320,6 +325,8 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
         if family == SOLVED:
             figure.update_yaxes(rangemode="tozero")
         caption = "Bars are 95 % intervals over the choice of problems."
+        if any(run.ranges for run in runs):
+            caption = "Points are means of runs, bars their range."
         title = f"Held out, {held_out}: {what}"
         yield Chart(f"evaluation-{held_out}-{family}", title, caption, figure)
 

@@ -82,13 +82,19 @@ def report_page(
     )
 
 
-def compare_page(runs: Sequence[RunData]) -> str:
-    """Returns a page that overlays several runs."""
+def compare_page(runs: Sequence[RunData], lines: Sequence[RunData] | None = None) -> str:
+    """Returns a page that overlays several runs.
+
+    Args:
+      lines: what the charts show, see ``repeats``; None: each run.
+    """
+    lines = runs if lines is None else lines
     return render(
         "compare.html",
         {},
-        sections(runs),
-        runs=runs,
+        sections(lines),
+        runs=lines,
+        columns=runs,
         colours=COLOURS,
         states=[figures.state(run) for run in runs],
         figures=side_by_side(runs),

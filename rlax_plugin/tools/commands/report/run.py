@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from rlax_plugin.base.errors import ConfigError, RlaxError
@@ -81,6 +82,7 @@ class RunData:
       started_from: ``RUN@STEP`` of another run, whose weights it started from; empty: none.
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
+      ranges: name -> the least and the greatest value of each step, if it stands for several runs.
       measured: held-out evaluations with the run's settings, by set, measure and weight version.
       answered: set of the evaluation after training -> how often its problems were solved.
       history: the content of the journal; None without one.
@@ -94,6 +96,7 @@ class RunData:
     started_from: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, list[float]] = field(default_factory=lambda: {"step": []})
+    ranges: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     measured: tuple[Measured, ...] = ()
     answered: Mapping[str, Answered] = field(default_factory=dict)
     history: History | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ NEUTRAL = "#8a93a3"
 DASHES = ("solid", "dot", "dash", "dashdot")
 VERSION = "weight version"
 """Title of the x axis of charts over versions; the step of its number makes a version."""
+RANGES = "Lines are means of runs, areas their range."
 MAX_POINTS = 1000  # of a line; beyond, each point is the mean of as many steps as needed
 _SMOOTHED_FROM = 30  # points; fewer can be read as they are
 
@@ -168,12 +169,15 @@ def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
 
 
 def lines_of(
-    runs: Sequence[RunData], found: Sequence[tuple[str, Sequence[np.ndarray]]]
+    runs: Sequence[RunData],
+    found: Sequence[tuple[str, Sequence[np.ndarray]]],
+    ranges: Mapping[tuple[str, int], np.ndarray] | None = None,
 ) -> list[go.Scatter]:
     """Returns lines over steps: a colour per metric, or with several runs per run and a dash.
 
     Args:
       found: (label, values of each run) per metric.
+      ranges: (label, index of the run) -> least and greatest values, [2, steps].
     """
     several = len(runs) > 1
     traces = legend([label for label, _ in found], several) if len(found) > 1 else []
@@ -186,6 +190,9 @@ def lines_of(
             if several:
                 name = f"{run.name}: {label}" if len(found) > 1 else run.name
             look = style(number, index, several)
+            if ranges and (label, number) in ranges:
+                low_high = ranges[label, number]
+                drawn.append(_band(run.steps, low_high, name, look["color"], label, number))
             drawn += line(
                 run.steps,
                 values,
@@ -198,6 +205,28 @@ def lines_of(
     return traces + drawn if drawn else []
 
 
+def _band(
+    steps: Sequence[float], low_high: np.ndarray, name: str, colour: str, group: str, run: int
+) -> go.Scatter:
+    """Returns the area between the least and the greatest values, where there are any."""
+    x, low, high = thinned(steps), thinned(low_high[0]), thinned(low_high[1])
+    kept = np.isfinite(low) & np.isfinite(high)
+    x, low, high = x[kept], low[kept], high[kept]
+    return go.Scatter(
+        x=np.concatenate([x, x[::-1]]),
+        y=np.concatenate([high, low[::-1]]),
+        name=f"{name}, range",
+        fill="toself",
+        mode="none",
+        fillcolor=colour,
+        opacity=0.2,
+        hoverinfo="skip",
+        legendgroup=group,
+        showlegend=False,
+        meta={"run": run},
+    )
+
+
 def column(run: RunData, metric: str) -> np.ndarray:
     """Returns a metric's values; NaN for steps in which the run has none."""
     return np.asarray(run.metrics.get(metric, [np.nan] * len(run.steps)), np.float64)
@@ -205,15 +234,19 @@ def column(run: RunData, metric: str) -> np.ndarray:
 
 def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
     """Returns a chart of lines; None if no run has any of the metrics."""
-    found = []
+    found, ranges = [], {}
     for metric, label in lines.metrics:
         of_runs = [column(run, metric) * lines.scale for run in runs]
+        for number, run in enumerate(runs):
+            if (low_high := run.ranges.get(metric)) is not None:
+                ranges[label, number] = np.stack(low_high) * lines.scale
         if lines.log:  # 0 has no place on a log axis
             of_runs = [np.where(values > 0, values, np.nan) for values in of_runs]
+            ranges = {place: np.where(one > 0, one, np.nan) for place, one in ranges.items()}
         if lines.counts:
             of_runs = [np.nan_to_num(v) if np.isfinite(v).any() else v for v in of_runs]
         found.append((label, of_runs))
-    figure = go.Figure(lines_of(runs, found), layout(STEP, lines.unit))
+    figure = go.Figure(lines_of(runs, found, ranges), layout(STEP, lines.unit))
     if not figure.data:
         return None
     told = ""
@@ -221,6 +254,8 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
         figure.update_yaxes(type="log", exponentformat="power")
     else:
         told = cut_off(figure, plotted(found))
+    if ranges:
+        told = f"{RANGES} {told}".strip()
     if len(runs) == 1:
         mark_changes(figure, runs[0])
     return Chart(lines.key, lines.title, f"{lines.caption} {told}".strip(), figure)

@@ -20,6 +20,7 @@ from rlax_plugin.run.metrics import spans as recorded
 from rlax_plugin.run.metrics.spans import TRAINER, Span, StepOfSpans
 from rlax_plugin.tools.commands.report.curation import curation_section
 from rlax_plugin.tools.commands.report.page import compare_page, report_page, without_reload
+from rlax_plugin.tools.commands.report.repeats import repeats
 from rlax_plugin.tools.commands.report.rollouts import read_rollouts
 from rlax_plugin.tools.commands.report.run import (
     Progress,
@@ -119,14 +120,17 @@ def write_trace(run: str, out: str) -> Path:
     return path
 
 
-def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
+def write_comparison(runs: Sequence[str], out: str | None = None, by: str = "") -> Path:
     """Writes one page that overlays several runs, ``./compare.html`` by default.
 
+    Args:
+      by: config key; runs with the same value of it are one line, see ``repeats``. "": each run is.
+
     Raises:
-      ConfigError: there are too many runs; or see ``write_report``.
+      ConfigError: there are too many lines; or see ``write_report`` and ``repeats``.
       RlaxError: a run's file system fails.
     """
-    if len(runs) > len(COLOURS):
+    if len(runs) > len(COLOURS) and not by:
         reason = f"give at most {len(COLOURS)} runs, because a chart has {len(COLOURS)} colours"
         raise ConfigError("RUN...", f"{len(runs)} runs", reason)
     opened = [open_run(run) for run in runs]
@@ -137,8 +141,12 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
         if names[run.name] > 1:
             parent = posixpath.basename(posixpath.dirname(files.location().rstrip("/")))
             run.name = f"{number}: {parent}/{run.name}"
+    lines = repeats(data, by) if by else data
+    if len(lines) > len(COLOURS):
+        reason = f"has {len(lines)} values: a chart has {len(COLOURS)} colours"
+        raise ConfigError("--by", by, reason)
     path = Path(out or "compare.html")
-    _put(path, compare_page(data))
+    _put(path, compare_page(data, lines))
     return path
 
 

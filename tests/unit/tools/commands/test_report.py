@@ -18,7 +18,9 @@ from rlax_plugin.run.state.pruned import Pruned, write_pruned
 from rlax_plugin.run.state.read_samples import as_batch, from_table, rows_of
 from rlax_plugin.tools.cli import app
 from rlax_plugin.tools.commands.report import charts, figures, page
+from rlax_plugin.tools.commands.report.evaluations import Measured
 from rlax_plugin.tools.commands.report.history import ACCEPTED
+from rlax_plugin.tools.commands.report.repeats import repeats
 from rlax_plugin.tools.commands.report.rollouts import read_rollouts
 from rlax_plugin.tools.commands.report.run import (
     RunData,
@@ -27,7 +29,7 @@ from rlax_plugin.tools.commands.report.run import (
     read_metrics,
     read_run,
 )
-from rlax_plugin.tools.commands.report.series import smoothed, thinned
+from rlax_plugin.tools.commands.report.series import COLOURS, smoothed, thinned
 from rlax_plugin.tools.commands.report.write import write_comparison, write_report
 
 
@@ -213,9 +215,9 @@ def test_runs_with_many_measures_and_one_that_has_just_begun_are_overlaid():
     metrics |= {f"reward_part/r{i}": [i / 10, i / 5] for i in range(9)}
     runs = [RunData("a", "a", metrics=metrics), RunData("b", "b")]
     found = {c.key: c.figure for s in charts.sections(runs) for c in s.charts}
-    lines = [t for t in found["reward-parts"].data if t.name and t.name.startswith("a: ")]
+    lines = [line for i in range(9) for line in found[f"reward-part-r{i}"].data]
     assert [list(t.y) for t in lines] == [[i / 10, i / 5] for i in range(9)]
-    assert len({t.line.color for t in lines}) == 1  # of the run
+    assert {(t.name, t.line.color) for t in lines} == {("a", COLOURS[0])}
     (times,) = found["step-time"].data
     assert (times.name, list(times.y)) == ("a", [1.0, 3.0])
     alone = {c.key: c.figure for s in charts.sections(runs[:1]) for c in s.charts}
@@ -328,3 +330,41 @@ def test_a_verdict_is_on_the_page_as_text(files, tmp_path):
     for nothing in ({}, {"verdict": None}, {"verdict": {"sentence": None}}, {"verdict": [1]}):
         files.put_json("summary.json", {"steps": 3, **nothing})
         assert figures.verdict(read_run(files)) == ""
+
+
+def repeated(name: str, seed: int, rate: float, rewards: list[float], **more) -> RunData:
+    config = {"learning_rate": rate, "rlax": {"seed": seed}}
+    steps = [float(step) for step in range(1, len(rewards) + 1)]
+    return RunData(name, name, config, metrics={"step": steps, "reward/mean": rewards}, **more)
+
+
+def test_runs_with_the_same_value_of_a_key_are_one_line_with_their_range():
+    def solved(value: float) -> Measured:
+        return Measured("after", "test", "pass_at_1", 2, Estimate(value, 4, 8, (0.0, 1.0)))
+
+    runs = [
+        repeated("a", 0, 1e-3, [0.25, np.nan, 0.5], measured=(solved(0.5),)),
+        repeated("c", 0, 5e-4, [0.75, 0.5]),
+        repeated("b", 1, 1e-3, [0.75, 0.5], measured=(solved(0.75),)),
+    ]
+    few, mean = repeats(runs, "learning_rate")
+    assert (few.name, mean.name) == ("learning_rate 0.0005, one run", "learning_rate 0.001, 2 runs")
+    assert few.metrics == runs[1].metrics and not few.ranges
+    assert mean.steps == [1, 2]
+    assert mean.metrics["reward/mean"] == pytest.approx([0.5, np.nan], nan_ok=True)
+    found = {c.key: c for s in charts.sections([few, mean]) for c in s.charts}
+    area, line = found["reward"].figure.data[1:]
+    assert (list(area.x), list(area.y)) == ([1, 1], [0.75, 0.25]) and area.fillcolor == COLOURS[1]
+    assert line.y[0] == 0.5 and "areas their range" in found["reward"].caption
+    (point,) = found["evaluation-test-problems solved"].figure.data[1:]
+    assert (point.y[0], point.error_y.array[0], point.error_y.arrayminus[0]) == (62.5, 12.5, 12.5)
+    with pytest.raises(ConfigError, match=r"--by = 'rlax\.sed': .* did you mean 'rlax\.seed'"):
+        repeats(runs, "rlax.sed")
+
+
+def test_a_page_of_more_runs_than_colours_has_a_column_for_each_and_one_line(files, tmp_path):
+    path = write_comparison([files.location()] * 9, str(tmp_path / "page.html"), by="steps")
+    text = path.read_text()
+    assert "<h1>9 runs</h1>" in text and "9: runs/mine" in text and text.count("9 runs</li>") == 2
+    result = CliRunner().invoke(app, ["report", files.location(), "--by", "steps"])
+    assert result.exit_code == 2 and "is for several runs" in result.output
