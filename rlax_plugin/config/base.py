@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.config.functions import function_text, named_function
+from rlax_plugin.config.functions import check_label, function_text, named_function
 from rlax_plugin.config.schedules import Schedule, Scheduled, highest, lowest
 
 INT32_MAX = 2**31 - 1
@@ -171,11 +171,18 @@ class FunctionChoice(Choice):
         # What names a part has no function, and what names a function has no name.
         shown = handler(self)
         del shown["name" if self.function else "function"]
+        if shown.get("label") == "":
+            del shown["label"]
         return shown
 
     @property
     def part(self) -> str:
         return FUNCTION if self.function else self.name
+
+    @property
+    def metric_name(self) -> str:
+        """Its name in metrics."""
+        return self.plain_name
 
     @property
     def options(self) -> dict[str, Any]:
@@ -219,35 +226,48 @@ class EnvironmentChoice(Choice):
 
 
 def check_labels(choices: Sequence[FunctionChoice], key: str) -> None:
-    """Checks that metrics can tell the functions of a list from its other parts.
+    """Checks that metrics can tell what has a label, and functions, from all others of a list.
 
     Raises:
-      ConfigError: a function has the name of another part of the list.
+      ConfigError: a label is given twice, or it or a function has the name of another part.
     """
-    names = Counter(choice.plain_name for choice in choices)
+    names = Counter(choice.metric_name for choice in choices)
     for number, choice in reversed(list(enumerate(choices))):
-        if choice.function and names[choice.plain_name] > 1:
+        if names[choice.metric_name] == 1:
+            continue
+        if isinstance(choice, RewardChoice) and choice.label:
+            reason = f"is the name of another entry of {key}: metrics could not tell them apart"
+            raise ConfigError(f"{key}.{number}.label", choice.label, reason)
+        if choice.function:
             reason = (
                 f"has the name of another entry of {key}, and metrics could not tell them apart: "
                 f"give it a label, such as {{function: {choice.function}, "
-                f"label: {choice.plain_name}_{number + 1}}}"
+                f"label: {choice.metric_name}_{number + 1}}}"
             )
             raise ConfigError(f"{key}.{number}.function", choice.function, reason)
 
 
 class RewardChoice(FunctionChoice):
-    """A reward with its weight; ``weight`` is not an option of the part.
+    """A reward with its weight and label, which are not options of the part.
 
     Attributes:
+      label: its name in metrics and messages; empty: that of the part or the function.
       weight: factor of its value in the sample's reward; 0: the value is only recorded.
     """
 
     # The options beside it are the part's, which its own class checks.
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    label: str = Field(default="", description="name in metrics and messages; empty: its own")
     weight: Scheduled[Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         default=1.0,
         description="factor of this reward in the reward of a sample; 0: it is only recorded",
     )
+
+    @field_validator("label")
+    @classmethod
+    def _of_metrics(cls, label: str) -> str:
+        check_label(label)
+        return label
 
     @field_validator("weight")
     @classmethod
@@ -264,10 +284,15 @@ class RewardChoice(FunctionChoice):
         """The lowest weight in any step."""
         return lowest(self.weight)
 
+    @property
+    def metric_name(self) -> str:
+        return self.label or self.plain_name
+
     def __str__(self) -> str:
+        name = self.label or self.name
         if isinstance(self.weight, Schedule):
-            return f"({self.weight}) * {self.name}"
-        return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"
+            return f"({self.weight}) * {name}"
+        return name if self.weight == 1 else f"{self.weight:g} * {name}"
 
 
 class SelectionChoice(Choice):

@@ -160,7 +160,17 @@ def named_function(value: Mapping[str, object]) -> dict[str, object]:
     if not value["function"]:
         raise ValueError(f"names no function: {_EXAMPLE}")
     label = value.get("label", str(value["function"]).rpartition(":")[2])
-    if "label" in value and not (isinstance(label, str) and label.isidentifier()):
+    if "label" in value:
+        check_label(label)
+    return {"name": label, **value}
+
+
+def check_label(label: object) -> None:
+    """Checks the label of a choice.
+
+    Raises:
+      ValueError: it cannot be a part of the names of metrics.
+    """
+    if not (isinstance(label, str) and label.isidentifier()):
         reason = "must be letters, digits and _, as it is part of the names of metrics"
         raise ValueError(f"has the label {label!r}, which {reason}")
-    return {"name": label, **value}

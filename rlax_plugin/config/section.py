@@ -197,8 +197,8 @@ class RlaxSection(Section):
         "name, is a function. Beside its options, each has a weight, "
         "a number from -1e6 to 1e6 (1 unless given): the reward of a sample is the sum of "
         "weight * value. A reward "
-        "with weight 0 is only recorded. The list may be empty if an environment of several turns "
-        "gives the rewards",
+        "with weight 0 is only recorded. label is its name in metrics and messages. The list may "
+        "be empty if an environment of several turns gives the rewards",
     )
     functions: dict[str, str] = Field(
         default_factory=dict,

@@ -12,6 +12,10 @@ from rlax_plugin.base.text.harmless import hidden_character
 from rlax_plugin.ports.protocols import Extension
 
 _FUNCTIONS = frozenset(("reward", "filter"))  # kinds of which a config may name a function
+_OF_REWARDS = {
+    "weight": "the factor of the reward in the sum",
+    "label": "the name of the reward in metrics",
+}
 
 _TWO = ("config", "context")
 _ROLES = {"build": _TWO, "check": _TWO, "check_start": _TWO, "compile": (*_TWO, "target")}
@@ -47,11 +51,12 @@ def check_offer(kind: str, where: str, name: object, extension: object) -> None:
             f"{where}: {model.__name__} has a field 'name', but this key chooses the part: "
             "rename the field"
         )
-    if kind == "reward" and "weight" in model.model_fields:
-        raise PluginError(
-            f"{where}: {model.__name__} has a field 'weight', but in rlax.rewards this key is the "
-            "factor of the reward in the sum: rename the field"
-        )
+    for field, meaning in _OF_REWARDS.items() if kind == "reward" else ():
+        if field in model.model_fields:
+            raise PluginError(
+                f"{where}: {model.__name__} has a field {field!r}, but in rlax.rewards this key is "
+                f"{meaning}: rename the field"
+            )
     if kind in _FUNCTIONS and "function" in model.model_fields:
         raise PluginError(
             f"{where}: {model.__name__} has a field 'function', but this key names a function of "

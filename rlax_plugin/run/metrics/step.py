@@ -288,7 +288,7 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
         return {}
     if len(section.rewards) < 2 and all(choice.weight == 1 for choice in section.rewards):
         return {}
-    names = [choice.plain_name for choice in section.rewards]
+    names = [choice.metric_name for choice in section.rewards]
     names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
     parts = [s.parts for g in scored for s in g.scores if isinstance(s, Score)]
     means = np.mean(parts, axis=0)

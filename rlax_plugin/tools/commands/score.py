@@ -327,7 +327,9 @@ def document(scored: ScoredFile) -> dict[str, Any]:
     """Returns the scores as a document for JSON."""
     rewards = scored.section.rewards
     return {
-        "rewards": [{"name": one.name, "weight": last_of(one.weight)} for one in rewards],
+        "rewards": [
+            {"name": one.label or one.name, "weight": last_of(one.weight)} for one in rewards
+        ],
         "samples": list(_samples(scored)),
         "scored": len(scored.totals),
         "errors": len(scored.lines) - len(scored.totals),

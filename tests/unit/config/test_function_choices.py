@@ -67,6 +67,19 @@ def test_what_no_entry_may_say() -> None:
     assert caught.value.key == "rlax.rewards.0.wieght"
 
 
+def test_rewards_of_one_name_have_labels_which_are_no_options() -> None:
+    content = [{"name": "even"}, {"name": "even", "label": "recorded", "weight": 0.0}]
+    found = section(content)
+    assert [one.metric_name for one in found.rewards] == ["even", "recorded"]
+    assert str(found.rewards[1]) == "0 * recorded" and found.rewards[1].options == {}
+    shown = found.model_dump(mode="json")
+    assert shown["rewards"] == [{"name": "even", "weight": 1.0}, content[1]]
+    assert RlaxSection.model_validate(shown) == found
+    twice = wrong([{"name": "odd", "label": "even"}, {"name": "even"}])
+    assert twice.key == "rlax.rewards.0.label" and "metrics could not tell" in twice.reason
+    assert "has the label '', which must be" in wrong([{"name": "even", "label": ""}]).reason
+
+
 def written(folder: Path, name: str, text: str) -> str:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(text)

@@ -93,13 +93,14 @@ def test_a_weight_is_a_finite_number():
     assert error.value.key == "rlax.rewards.1.weight"
 
 
-def test_a_plug_in_must_not_have_an_option_of_that_name(tmp_path, monkeypatch):
-    (tmp_path / "heavy_parts.py").write_text(
-        PLUGIN.replace("times:", "weight:").join(
+@pytest.mark.parametrize("option", ["weight", "label"])
+def test_a_plug_in_must_not_have_an_option_of_that_name(option, tmp_path, monkeypatch):
+    (tmp_path / f"{option}_parts.py").write_text(
+        PLUGIN.replace("times:", f"{option}:").join(
             ["from rlax_plugin.api import *\nfrom rlax_plugin.api import hookimpl\n", ""]
         )
     )
     monkeypatch.syspath_prepend(tmp_path)
-    config = section(plugins=["heavy_parts"], rewards=[{"name": "size"}])
-    with pytest.raises(PluginError, match=r"has a field 'weight', but in rlax.rewards this key"):
+    config = section(plugins=[f"{option}_parts"], rewards=[{"name": "size"}])
+    with pytest.raises(PluginError, match=f"has a field '{option}', but in rlax.rewards this key"):
         registry_for(config)

@@ -179,7 +179,7 @@ def _reward_names(run: RunData) -> list[str]:
     """Returns the names in ``rlax.rewards``, in order, with the weight if it is not 1."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
     return [
-        plain_name(str(one.get("name")))
+        str(one.get("label") or plain_name(str(one.get("name"))))
         + (f", weight {weight}" if (weight := one.get("weight", 1)) != 1 else "")
         for one in rewards
         if isinstance(one, dict)

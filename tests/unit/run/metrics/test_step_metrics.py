@@ -15,9 +15,11 @@ from rlax_plugin.testing import make_batch, make_episode, make_group, make_promp
 
 
 def metrics(
-    *scored: ScoredGroup, rewards: tuple[str, ...] = ("right",), **settings: Any
+    *scored: ScoredGroup, rewards: tuple[str | dict[str, str], ...] = ("right",), **settings: Any
 ) -> dict[str, float]:
-    section = section_with(rewards=[{"name": name} for name in rewards], **settings)
+    section = section_with(
+        rewards=[{"name": one} if isinstance(one, str) else one for one in rewards], **settings
+    )
     done = FinishedStep(
         make_batch(2, [make_group(version=1)]), stats=StepStats(scored=list(scored)), metrics={}
     )
@@ -57,6 +59,8 @@ def test_each_of_several_rewards_has_its_mean():
     assert found["environment_a/reward_part_mean"] == 0.5
     twice = metrics(*groups, rewards=("right", "right"))
     assert twice["reward_part/right_0"] == 0.5 and twice["reward_part/right_1"] == 0.0
+    labelled = metrics(*groups, rewards=("right", {"name": "right", "label": "again"}))
+    assert labelled["reward_part/right"] == 0.5 and labelled["reward_part/again"] == 0.0
     assert not any(name.startswith("reward_part/") for name in metrics(with_parts((1.0,))))
 
 
