@@ -52,6 +52,12 @@ class ArithmeticConfig(Section):
         description="true: the right answers of a warm start have the sum or product calculated by "
         "the environment calculator, with its default marks",
     )
+    worked: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="share of the problems whose right answer in a warm start has its digits from "
+        "the units up before it, such as 64=46. Those of a smaller share are among those of a "
+        "larger one",
+    )
     data_dir: PathText = Field(
         "", description="directory of the dataset; empty: a directory in the user's cache directory"
     )
@@ -67,6 +73,9 @@ class ArithmeticConfig(Section):
         )
 
     def check_together(self) -> None:
+        if self.worked and self.calculator:
+            reason = "must be 0 with calculator, which has right answers of its own"
+            raise ConfigError("rlax.prompt_source.worked", self.worked, reason)
         held_out = self.test_problems + self.validation_problems
         # Each held-out split may grow by one, see `problems.operands`.
         if held_out + 2 >= self.problem_set.total:
@@ -88,7 +97,7 @@ class ArithmeticSource(PromptSource):
     def __init__(self, config: ArithmeticConfig):
         self._problems = config.problem_set
         self._data_dir = Path(config.data_dir).expanduser() if config.data_dir else _cache_dir()
-        self._calculator = config.calculator
+        self._calculator, self._worked = config.calculator, config.worked
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -129,7 +138,11 @@ class ArithmeticSource(PromptSource):
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """Returns the right completion, int32 [answer_length + 1], the end token included."""
-        return _ended(prompt.reference)
+        answer = prompt.reference
+        # Of the id, a hash of the question: the same problems in every run.
+        if int(prompt.id[:8], 16) < self._worked * 2**32:
+            answer = f"{answer[::-1]}={answer}"
+        return _ended(answer)
 
     def answer_turns(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns, per turn of a right episode, the tokens given and the answer, both int32."""

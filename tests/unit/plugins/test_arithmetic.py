@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rlax_arithmetic
+import rlax_rewards
 from plugin_parts import built
 from pydantic import ValidationError
 from rlax_arithmetic import dataset, tokenizer
@@ -17,6 +18,7 @@ from rlax_arithmetic.problems import SPLITS, ProblemSet, operands
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import Prompt
+from rlax_plugin.config.loading import resolve
 
 SMALL = ProblemSet(digits=1, test=10, validation=10)
 
@@ -119,7 +121,42 @@ def test_prompts_by_hand(task):
     assert len({p.id for p in by_text.values()}) == 8100
 
 
+def test_the_right_answers_of_a_share_of_the_problems_are_worked(task, tmp_path):
+    problems = task.prompts("train")
+
+    def answers(share):
+        made = source(tmp_path, worked=share)
+        return {p.text: made.decode(made.right_answer(p)[0][1]) for p in problems}
+
+    tenth, half, whole = answers(0.1), answers(0.5), answers(1.0)
+    assert whole["12+34="] == "64=46" and whole["50+50="] == "001=100"
+    few, more = ({q for q in found if found[q] == whole[q]} for found in (tenth, half))
+    assert few < more and (len(few), len(more), len(problems)) == (601, 3041, 6099)
+    assert {p.text for p in problems if half[p.text] == p.reference} == set(half) - more
+
+
+def test_what_the_config_of_the_echo_chamber_records_of_a_completion():
+    rewards = resolve(Path(__file__).parents[3] / "configs/echo_chamber.yml").section.rewards
+    names = [one.metric_name for one in rewards]
+    assert names == ["numeric", "direct", "worked", "direct_right", "worked_right"]
+    parts = [built(rlax_rewards, "reward", one.name, **one.options) for one in rewards]
+    by_hand = {
+        "46": [1, 1, 0, 1, 0],
+        "64=46": [1, 0, 1, 0, 1],
+        "64=47": [0, 0, 1, 0, 0],
+        "64": [0, 1, 0, 0, 0],
+        "=46": [1, 0, 0, 0, 1],
+        "46=": [1, 0, 0, 0, 0],
+        "4-6": [0, 0, 0, 0, 0],
+        "": [0, 0, 0, 0, 0],
+    }
+    for completion, expected in by_hand.items():
+        assert [part(prompt(), completion) for part in parts] == expected, completion
+
+
 def test_config_errors_name_the_key(task):
+    with pytest.raises(ConfigError, match=r"worked = 0\.5: must be 0 with calculator"):
+        source(Path(), calculator=True, worked=0.5)
     with pytest.raises(ConfigError, match=r"rlax\.prompt_source\.test_problems = 60.* 81 problems"):
         source(Path(), digits=1, test_problems=60, validation_problems=20)
     with pytest.raises(ValidationError, match="digits"):
