@@ -258,7 +258,10 @@ def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
         told = f"{RANGES} {told}".strip()
     if len(runs) == 1:
         mark_changes(figure, runs[0])
-    return Chart(lines.key, lines.title, f"{lines.caption} {told}".strip(), figure)
+    caption = lines.caption
+    if told and caption and not caption.endswith("."):  # the meaning of a metric
+        caption += "."
+    return Chart(lines.key, lines.title, f"{caption} {told}".strip(), figure)
 
 
 def plotted(found: Sequence[tuple[str, Sequence[np.ndarray]]]) -> list[np.ndarray]:
