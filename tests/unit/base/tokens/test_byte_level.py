@@ -1,5 +1,9 @@
 """The tokenizer ``bytes``: any text comes back, any bytes can be shown, and chats have marks."""
 
+import json
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from rlax_plugin.base.tokens.byte_level import DIRECTORY, SIZE
 from rlax_plugin.base.tokens.chat import ChatTemplateError
 from rlax_plugin.base.tokens.tokenizer import Tokenizer
+from rlax_plugin.rollout.http.messages import form_of
 
 BYTES = Tokenizer.load(DIRECTORY, "tokenizer_path")
 ROLES = ("system", "user", "assistant", "tool")
@@ -54,3 +59,28 @@ def test_messages_are_told_apart_by_marks_that_no_text_can_write() -> None:
     assert BYTES.next_turn([result], [55]) == [END, *follows]
     with pytest.raises(ChatTemplateError, match=f"knows the roles {', '.join(ROLES)}, and not dev"):
         BYTES.render([{"role": "dev", "content": ""}])
+
+
+def test_calls_of_tools_are_written_as_they_are_read() -> None:
+    described: list[Any] = [
+        {"type": "function", "function": {"name": name}} for name in ("price", "now")
+    ]
+    described[0]["function"]["parameters"] = {"type": "object", "properties": {"of": {}, "in": {}}}
+    arguments = {"of": "a'\n<|end|>", "list": [True, None, 1.5, {"deep": False}]}
+    calls: list[Any] = [{"type": "function", "function": {"name": "price", "arguments": arguments}}]
+    calls += [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+    question = {"role": "user", "content": "7"}
+    answer = {"role": "assistant", "tool_calls": calls}
+    whole = BYTES.render([question, answer], generation_prompt=False, tools=described)
+    offered = [SYSTEM, *b"price(of, in)\nnow()\n", USER, ord("7"), ASSISTANT]
+    assert whole[: len(offered)] == offered and whole[-1] == END
+    form = form_of(BYTES, "auto", "key")
+    read = form.message(np.array(whole[len(offered) :], np.int32), described, "1")
+    assert form.calls == "pythonic" and read.content is None
+    found = [(call.name, json.loads(call.arguments)) for call in read.tool_calls]
+    assert found == [("price", arguments), ("now", {})]
+    with pytest.raises(ChatTemplateError, match="calls of tools or a content, not both"):
+        BYTES.render([question, {**answer, "content": "7"}], tools=described)
+    calls[0]["function"]["arguments"] = "{}"
+    with pytest.raises(ChatTemplateError, match="arguments of a call must be an object"):
+        BYTES.render([question, answer], tools=described)
