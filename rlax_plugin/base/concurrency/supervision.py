@@ -40,7 +40,8 @@ class Supervision:
         self._loop.set_exception_handler(self._on_loop_error)
 
     def _on_loop_error(self, loop: object, what: dict[str, Any]) -> None:
-        error = what.get("exception") or RlaxError(what["message"])
+        task = f" ({what['task']})" if "task" in what else ""  # that was destroyed
+        error = what.get("exception") or RlaxError(f"{what['message']}{task}")
         if self.closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
             log.warning("%s", what["message"], exc_info=what.get("exception"))
         else:
