@@ -116,6 +116,8 @@ class Tools(Environment):
 
     def __init__(self, config: ToolsConfig, context: BuildContext):
         self._config, self._context = config, context
+        # A function must return the same for the same arguments, as one of the rewards must.
+        self.deterministic = not (config.mcp or config.shell or config.python)
         section = context.section
         self.source: PromptSource = context.part(
             "prompt_source", section.prompt_source, "rlax.prompt_source"
