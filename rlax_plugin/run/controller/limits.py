@@ -102,16 +102,17 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
         "rlax.curation.max_refill sets the limit, and a table of rlax eval --split train shows "
         "which prompts teach"
     )
-    return f". {rule.too_few(reasons.total())}; {advice}{_example(scored)}"
+    return f". {rule.too_few(reasons.total())}; {advice}{example_of(scored)}"
 
 
-def _example(scored: Sequence[Judged]) -> str:
+def example_of(scored: Sequence[Judged]) -> str:
     """Shows the best sample of the newest rejected group, as this step will not be recorded."""
     for one in reversed(scored):
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
             best = int(np.nanargmax(one.group.rewards))
-            text, reward = one.group.episodes[best].text, one.group.rewards[best]
-            of = f"prompt {one.group.prompt.id!r} {ANSWERED} '{one_line(text, _LONGEST)}'"
+            episode, reward = one.group.episodes[best], one.group.rewards[best]
+            text = one_line("\n".join(episode.texts) or episode.text, _LONGEST)
+            of = f"prompt {one.group.prompt.id!r} {ANSWERED} '{text}'"
             return f". For example, {of}, which has the reward {reward:g}"
     return ""
 
@@ -129,6 +130,7 @@ class KeptGuard:
         self._config, self._note = config, note
         self._last: deque[str | None] = deque(maxlen=config.window)  # why rejected; None: kept
         self._warned, self._error = False, ""  # of the newest group without any reward
+        self._example = ""
         self._stop, self._warn = self._least(config.stop), self._least(config.warn)
         self._recovered = self._least(min(1.0, _RECOVERED * config.warn))
 
@@ -136,12 +138,13 @@ class KeptGuard:
         """Returns the smallest number of groups with this share, corrected for rounding errors."""
         return math.ceil(share * self._config.window - 1e-6)
 
-    def scored(self, rejected: str | None, failure: str = "") -> None:
+    def scored(self, rejected: str | None, failure: str = "", example: str = "") -> None:
         """Counts the next scored group. The guard acts only after ``window`` groups.
 
         Args:
           rejected: the reason; None: it was accepted.
           failure: see ``failure_of``.
+          example: of a rejected one, see ``example_of``.
 
         Raises:
           TrainingError: too few were kept.
@@ -149,6 +152,7 @@ class KeptGuard:
         self._last.append(rejected)
         if rejected == ALL_FAILED:
             self._error = failure
+        self._example = example or self._example
         config = self._config
         if len(self._last) < config.window:
             return
@@ -161,10 +165,10 @@ class KeptGuard:
             )
             if _mostly_failed(self._reasons):
                 advice = "Once the reward is mended, the same command resumes the run"
-            # An error that is quoted is last: ``rlax doctor --bundle`` cuts the line there.
+            # What is quoted is last: ``rlax doctor --bundle`` cuts the line there.
             raise TrainingError(
                 f"{self._told(kept)}. rlax.curation.guard.stop = {config.stop:g} ends such a run. "
-                f"{advice}{self._quoted()}"
+                f"{advice}{self._quoted() or self._example}"
             )
         if kept < self._warn:
             if not self._warned:

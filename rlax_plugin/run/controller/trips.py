@@ -23,7 +23,12 @@ from rlax_plugin.rollout.fleet.requests import sample_seed
 from rlax_plugin.rollout.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.controller.guidance import Guide
-from rlax_plugin.run.controller.limits import ALL_FAILED, KeptGuard, failure_of
+from rlax_plugin.run.controller.limits import (
+    ALL_FAILED,
+    KeptGuard,
+    example_of,
+    failure_of,
+)
 from rlax_plugin.run.controller.observers import Observers
 from rlax_plugin.run.controller.screening import Ended, Savings, Screening, first_lengths, joined
 from rlax_plugin.run.controller.turns import QUARANTINED, Turns, generated
@@ -287,10 +292,11 @@ class Trips:
         given_up = ended.given_up if ended else ()
         saved = len(given_up), self._savings.tokens(given_up)
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)
-        self._history.score(event, group if rejected is None else Rejected(group, rejected))
+        judged = group if rejected is None else Rejected(group, rejected)
+        self._history.score(event, judged)
         self._observers.notify("group_scored", group=group, rejected=rejected)
         if rejected != Ending.NOT_NEEDED:
-            self._guard.scored(rejected, failure_of(group.scores))
+            self._guard.scored(rejected, failure_of(group.scores), example_of([judged]))
 
 
 class ExpectedLengths:

@@ -116,7 +116,8 @@ async def test_a_run_ends_and_its_resume_counts_anew(tmp_path: Path, determinist
     assert len(run.notes) == 1 and "kept 1 (rejected: 3 because" in run.notes[0]
     assert not run.supervision.failed
     await rejected(run, 1)
-    with pytest.raises(TrainingError, match=r"kept 0 .rejected: 4 because all rewards equal"):
+    end = r"kept 0 .rejected: 4 because all rewards equal.* For example, prompt '.*' was answered "
+    with pytest.raises(TrainingError, match=f"{end}with '.*', which has the reward 1$"):
         await asyncio.wait_for(run.flow.batch(2), 60)
     await run.flow.commit()
     await closed(run)

@@ -34,3 +34,7 @@ def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:
     assert "prompt 'p' was answered with 'better\\n', which has the reward 0.25" in said
     cut = message(rejected(0, "all failed", (long, 0.0)))
     assert f"'{'x' * 200}... (100 more characters)'" in cut
+    one = rejected(0, "all failed", ("9", 0.0))
+    episode = dataclasses.replace(one.group.episodes[0], texts=("[f(a=1)]", "result", "9"))
+    of_turns = Rejected(dataclasses.replace(one.group, episodes=(episode,)), one.reason)
+    assert r"answered with '[f(a=1)]\nresult\n9', which" in message(of_turns)
