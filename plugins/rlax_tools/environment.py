@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import keyword
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -245,7 +246,8 @@ class Tools(Environment):
           machine: the sandbox; None: a new one.
 
         Raises:
-          ConfigError: a function cannot be used, or two tools have the same name.
+          ConfigError: a function cannot be used, two tools have the same name, or calls cannot be
+            written in the model's form.
         """
         machine = machine or self._machine()
         async with self._starting:
@@ -259,7 +261,10 @@ class Tools(Environment):
                 tools += await stack.enter_async_context(server.of_episode())
             stack.push_async_callback(machine.close)
             tools += machine.tools(self._config.shell, self._config.python)
-            yield by_name(tools)
+            found = by_name(tools)
+            if self._form.calls == "pythonic":
+                _check_written(found)
+            yield found
 
     def _machine(self) -> Machine:
         return Machine(self._config.sandbox, longest_s=self._config.call_s)
@@ -295,6 +300,16 @@ class Tools(Environment):
 
     async def _off_loop[T](self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+
+
+def _check_written(tools: Mapping[str, Tool]) -> None:
+    """Refuses names, such as a server's, that a call in Python's syntax cannot have."""
+    for tool in tools.values():
+        parameters = tool.description["function"].get("parameters") or {}
+        for name in (tool.name, *parameters.get("properties", ())):
+            if not name.isidentifier() or keyword.iskeyword(name):
+                reason = f"cannot write {name!r} of the tool {tool.name!r}: it is no name in Python"
+                raise ConfigError(f"{_KEY}.tool_calls", "pythonic", reason)
 
 
 def _place(number: int) -> str:

@@ -270,6 +270,24 @@ def test_what_cannot_be_used_is_refused_by_its_key(
     assert raised.value.key == key
 
 
+@pytest.mark.parametrize(("name", "parameter"), [("read-file", "path"), ("read", "from")])
+async def test_names_that_pythonic_cannot_write_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, parameter: str
+) -> None:
+    """Its calls would be read as answers, for all of the run."""
+    schema = {"type": "object", "properties": {parameter: {"type": "string"}}}
+    described = {"type": "function", "function": {"name": name, "parameters": schema}}
+    tool = Tool(described, lambda *_: asyncio.sleep(0, ""))
+    monkeypatch.setattr(Tools, "_loaded", lambda self: [tool])
+    unlike = "{% if tools %}{% endif %}" + CHATML  # writes no calls, so that any form is allowed
+    run = context(chats(byte_level(tmp_path / "model", template=unlike)), tmp_path)
+    async with Tools(config(tool_calls="llama3"), run).opened() as found:
+        assert list(found) == [name]
+    with pytest.raises(ConfigError, match=rf"tool_calls = 'pythonic': cannot write '{name}|from'"):
+        async with Tools(config(tool_calls="pythonic"), run).opened():
+            pass
+
+
 def test_an_undocumented_function_is_no_tool(tmp_path: Path) -> None:
     run = context(None, tmp_path)
     (tmp_path / "tools.py").write_text("def f(a: int) -> int:\n    return a\n")
