@@ -32,6 +32,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (tmp_path / "plugins").symlink_to(ROOT / "plugins")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "configs")  # tool_task.py
     return tmp_path
 
 
@@ -50,7 +51,7 @@ def test_a_config_passes_the_whole_check(name: str, checkout: Path) -> None:
 def test_a_config_for_the_processor_trains_as_it_is_printed(
     name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", python_path())
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT / "configs"))
     steps = STEPS.get(name, 2)
     trained = finished("train", f"configs/{name}", f"steps={steps}", cwd=checkout, timeout_s=1400)
     assert trained.returncode == 0, trained.stdout + trained.stderr

@@ -42,6 +42,7 @@ def test_every_config_of_the_project_passes(name: str, tmp_path, monkeypatch) ->
     converted.mkdir(parents=True)
     (converted / "model.yml").write_text("base_config: base.yml\nvocab_size: 49152\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "configs")  # tool_task.py
     result = check("--fast", f"configs/{name}")
     assert result.exit_code == 0, result.stderr
 
