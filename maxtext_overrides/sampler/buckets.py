@@ -8,8 +8,9 @@ neither its program nor its results, except the last bits where contexts are kep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MOST_LENGTHS = 9  # with the program that scores a canary there are ten prefills to compile
 MOST_BEHIND = 2  # lengths behind a context that a slot keeps, each for every reach
@@ -31,6 +32,26 @@ _TOKENS_PER_SLOT = 1
 MOST_REACHES = 3
 _SHORTEST_REACH = 128  # tokens
 _REACH_FACTOR = 4
+
+
+# The attention kernel of TPUs takes a length that is a multiple of its blocks, or one block of a
+# multiple of 128 tokens. Where MaxText chooses, it takes another kernel below 128 tokens.
+_KERNELS, _LANES = ("autoselected", "flash"), 128
+
+
+def fitting(tokens: int, value_of: Callable[[str], Any]) -> int:
+    """Returns the smallest length from ``tokens`` on that the kernel of a prefill takes.
+
+    Args:
+      value_of: called with a key of MaxText, returns its value.
+    """
+    kernel = value_of("attention")
+    short = tokens < _LANES and kernel == "autoselected"
+    if value_of("hardware") != "tpu" or kernel not in _KERNELS or short:
+        return tokens
+    block = max(value_of("sa_block_q"), value_of("sa_block_kv"))
+    multiple = block if tokens > block else min(block, _LANES)
+    return -(-tokens // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from maxtext_overrides.config.loading import Config, default_of, load, load_to_check, passed_on
+from maxtext_overrides.sampler.buckets import fitting
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.config import RlaxSection, Rollouts
+from rlax_plugin.config import Rollouts
 from rlax_plugin.config.identity import is_local
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
@@ -70,7 +71,7 @@ def worker_config(
 
     own, devices = given_config(context), jax.device_count()
     check_slots(context.section.rollouts, devices)
-    overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
+    overrides = FASTEST_LAYOUT | sizes(context, config, devices) | config.maxtext
     check_mesh({**own.maxtext, **overrides}, devices)
     if of is not None:
         keys = filter(is_local, {**of.maxtext, **own.maxtext})
@@ -106,7 +107,7 @@ def check(config: SlotsConfig, context: BuildContext) -> CheckResult:
     """
     given = given_config(context)
     with passed_on(given):
-        overrides = sizes(context.section, 1) | config.maxtext
+        overrides = sizes(context, config, 1) | config.maxtext
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
         from maxtext_overrides.sampler import buckets
@@ -162,15 +163,25 @@ def given_config(context: BuildContext) -> ResolvedConfig:
     return context.config
 
 
-def sizes(section: RlaxSection, devices: int) -> dict[str, Any]:
-    """MaxText's keys of a worker for the number of sequences and their length."""
-    rollouts, prefill = section.rollouts, section.max_context_tokens
+def sizes(
+    context: BuildContext, config: SlotsConfig, devices: int, hardware: str | None = None
+) -> dict[str, Any]:
+    """MaxText's keys of a worker for the number of sequences and their length.
+
+    Args:
+      hardware: that of the devices; None: as the config says.
+    """
+    rollouts, prefill = context.section.rollouts, context.section.max_context_tokens
+    keys = {**given_config(context).maxtext, **config.maxtext}
+    if hardware is not None:
+        keys["hardware"] = hardware
     if rollouts.on_new_weights == "continue":
         # A sample goes on behind all its tokens but the last by a prefill, and what follows is
         # written to the ring as ever. That costs max_new_tokens - 1 more cache entries per slot,
         # and every decode step's attention reads them: with completions much longer than prompts
         # nearly twice the cache and its traffic.
         prefill += rollouts.max_new_tokens - 1
+    prefill = fitting(prefill, lambda key: keys.get(key, default_of(key)))
     return {
         "per_device_batch_size": rollouts.slots // devices,
         "max_prefill_predict_length": prefill,

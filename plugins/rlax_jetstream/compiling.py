@@ -34,8 +34,9 @@ def compile_programs(
     with passed_on(given):
         devices = topology.devices(target.topology, untested)
         check_slots(rollouts, len(devices))
-        overrides = FASTEST_LAYOUT | sizes(context.section, len(devices)) | options.maxtext
-        config = load(given, **overrides | topology.keys(target.topology))
+        keys = topology.keys(target.topology)
+        limits = sizes(context, options, len(devices), hardware=keys["hardware"])
+        config = load(given, **FASTEST_LAYOUT | limits | options.maxtext | keys)
         yield from compile_worker(
             config,
             devices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maxtext_overrides.sampler.buckets import fitting
 from rlax_maxtext.config_agreement import (
     Demonstrations,
     check_examples,
@@ -394,15 +396,13 @@ def _warnings(
 
 
 def _warnings_of_rows(config: Any) -> Iterator[tuple[str, str]]:
-    # The kernel that both choose on TPUs divides a row into blocks, and takes a shorter row as one.
-    kernel = config.hardware == "tpu" and config.attention in ("autoselected", "flash")
     row, block = config.max_target_length, max(config.sa_block_q, config.sa_block_kv)
-    if kernel and row > block and row % block:
-        wanted = row - row % block + block
+    if (wanted := fitting(row, functools.partial(getattr, config))) != row:
+        multiples = f"{block} (sa_block_q, sa_block_kv)" if row > block else "128"
         yield (
             "max_target_length",
-            f"is {row}, and the attention kernel of TPUs takes only multiples of {block} above it "
-            f"(sa_block_q, sa_block_kv): let prompt and completion together have {wanted} tokens",
+            f"is {row}, and the attention kernel of TPUs takes only multiples of {multiples}: let "
+            f"prompt and completion together have {wanted} tokens",
         )
 
 

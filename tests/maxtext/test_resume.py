@@ -45,6 +45,11 @@ def rollouts(on_new_weights):
     )
 
 
+def context_of(section):
+    config = resolve(TINY, ["scan_layers=false"])
+    return BuildContext(run_dir=None, seed=0, section=section, config=config)
+
+
 @pytest.fixture(scope="module")
 def going_on():
     """Its prefill region holds what the slots of a worker with ``continue`` hold."""
@@ -55,10 +60,7 @@ def going_on():
 @pytest.fixture(scope="module")
 def other():
     """Slots as a worker makes them."""
-    section = section_of(rollouts("continue"))
-    config = resolve(TINY, ["scan_layers=false"])
-    context = BuildContext(run_dir=None, seed=0, section=section, config=config)
-    return worker_slots.make_slots(JetstreamConfig(), context)
+    return worker_slots.make_slots(JetstreamConfig(), context_of(section_of(rollouts("continue"))))
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +76,12 @@ def behind(prompt, tokens, slot, seed, sampling):
 
 def test_only_continue_makes_room_for_generated_tokens(other):
     assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
-    finish = worker_slots.sizes(section_of(rollouts("finish")), devices=1)
+    finish = worker_slots.sizes(context_of(section_of(rollouts("finish"))), JetstreamConfig(), 1)
     assert finish["max_prefill_predict_length"] == PROMPT
     assert finish["max_target_length"] == PROMPT + NEW
     several = {"environment": {"name": "calculator"}, "episodes": {"max_tokens": 4 * NEW}}
-    turns = worker_slots.sizes(section_of(rollouts("finish"), **several), devices=1)
+    context = context_of(section_of(rollouts("finish"), **several))
+    turns = worker_slots.sizes(context, JetstreamConfig(), 1)
     assert turns["max_prefill_predict_length"] == PROMPT + 4 * NEW - 1
     assert turns["max_target_length"] == PROMPT + 5 * NEW - 1
 

@@ -4,7 +4,15 @@ import itertools
 
 import pytest
 
-from maxtext_overrides.sampler.buckets import MOST_LENGTHS, Bucket, behind, calls, plan, reaches
+from maxtext_overrides.sampler.buckets import (
+    MOST_LENGTHS,
+    Bucket,
+    behind,
+    calls,
+    fitting,
+    plan,
+    reaches,
+)
 
 
 def test_plans_worked_out_by_hand():
@@ -78,3 +86,21 @@ def test_parts_of_the_caches_are_a_quarter_of_the_next_one():
     assert reaches(1024) == (256, 1024)
     assert reaches(511) == (511,)
     assert reaches(3) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changed", "expected"),
+    [
+        (100, {}, 100),  # another kernel
+        (100, {"attention": "flash"}, 128),
+        (300, {}, 384),  # the compiler said: bkv_compute=300 must be a multiple of 128
+        (512, {}, 512),
+        (1535, {}, 1536),  # the compiler said: q_block_size=512 should divide q_seq_len=1535
+        (1535, {"sa_block_kv": 1024}, 2048),
+        (300, {"attention": "dot_product"}, 300),
+        (300, {"hardware": "cpu"}, 300),
+    ],
+)
+def test_a_prefill_has_a_length_that_the_kernel_of_tpus_takes(tokens, changed, expected):
+    keys = {"hardware": "tpu", "attention": "autoselected", "sa_block_q": 512, "sa_block_kv": 512}
+    assert fitting(tokens, (keys | changed).__getitem__) == expected
