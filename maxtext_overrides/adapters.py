@@ -37,7 +37,7 @@ OVERRIDES = BY_MODULE["maxtext_overrides/adapters.py"]
 _A, _B, _SCALE = "kernel_lora_a", "kernel_lora_b", "lora_scale"
 _KEY = "lora.lora_module_path"
 _EXAMPLE = "decoder/layers.*/(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
-_READ_DIRECTLY = ("wkv_b",)  # of latent attention, whose decoding reads the matrix itself
+READ_DIRECTLY = ("wkv_b",)  # of latent attention, whose decoding reads the matrix itself
 
 
 class Frozen(nnx.Variable):
@@ -144,7 +144,7 @@ def _adapt(module: Any, path: str, config: Any) -> None:
     layers = [shape.pop(axis)] if len(shape) == len(own) + 1 else []
     # A version of bfloat16 rounds adapters: the module must compute with rounded ones.
     casts = is_cast(f"{path.replace('/', '.')}.kernel")
-    is_read = place_of(path) in _READ_DIRECTLY
+    is_read = place_of(path) in READ_DIRECTLY
     if shape != own or module.quant is not None or is_read or not casts:
         reason = f"matches {path}, a {list(kernel.shape)} matrix to which no adapter can be added"
         raise ConfigError(_KEY, module_path(config), reason)

@@ -157,6 +157,7 @@ from rlax_plugin.training.objective.advantages import (
 )
 from rlax_plugin.training.objective.arrays import ArraySpec
 from rlax_plugin.training.objective.batches import ARRAYS, DEMONSTRATED, TEMPERATURE, device_arrays
+from rlax_plugin.training.objective.combinations import corrects_sampler
 from rlax_plugin.training.objective.inputs import TokenInputs, TokenOutputs
 from rlax_plugin.training.objective.loss import (
     ObjectiveSlots,

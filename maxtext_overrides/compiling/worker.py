@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured, flops_per_token
+from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.sampler.decode import DecodeEngine
 from rlax_plugin.ports.compiling import CompiledProgram
 
@@ -27,8 +28,10 @@ class _DescribedEngine(DecodeEngine):
         Args:
           flops_per_token: operations of one chip for a token.
         """
-        weights = self.variables_like()
+        weights: dict[str, Any] = self.variables_like()
         beside = {"new weights, while they are loaded": bytes_per_device(weights)}
+        kernels = self.model.kernels
+        weights |= {name: int8_weights.like(weights[name], axes) for name, axes in kernels.items()}
         state = jax.tree.map(
             lambda like, sharding: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding),
             jax.eval_shape(self._empty),
@@ -85,6 +88,7 @@ def compile_worker(
     group_size: int,
     prompt_tokens: int,
     rounds: bool,
+    quantizes: bool = False,
 ) -> Iterator[CompiledProgram]:
     """Compiles the programs of a worker.
 
@@ -92,12 +96,17 @@ def compile_worker(
       config: a worker's config, loaded with the keys of ``topology.keys``.
       devices: see ``topology.devices``.
       progress: see ``CompileTarget``.
-      group_size: see ``DecodeEngine``; so are ``prompt_tokens`` and ``rounds``.
+      group_size: see ``DecodeEngine``; so are ``prompt_tokens``, ``rounds`` and ``quantizes``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
     """
     engine = _DescribedEngine(
-        config, group_size=group_size, prompt_tokens=prompt_tokens, rounds=rounds, devices=devices
+        config,
+        group_size=group_size,
+        prompt_tokens=prompt_tokens,
+        rounds=rounds,
+        quantizes=quantizes,
+        devices=devices,
     )
     yield from engine.compiled(progress, flops_per_token(config) / len(devices))

@@ -29,6 +29,7 @@ from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
+from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
@@ -149,7 +150,8 @@ class DecodingMemory:
 
     Attributes:
       version: bytes of a weight version.
-      weights: a weight version on the mesh.
+      weights: the weights that samples are generated with, on the mesh.
+      new: a weight version on the mesh.
       caches: the key-value caches of all slots.
       parts: bytes that a call of the decode loop needs besides, if several devices hold the same
         caches and each computes for a part of the slots. Before the loop XLA takes this part out of
@@ -162,25 +164,33 @@ class DecodingMemory:
 
     version: int
     weights: Held
+    new: Held
     caches: Held
     parts: int
     laid_out: Held
     near: Held
 
 
-def of_decoding(config: Config, reach: int, rounds: bool = False) -> DecodingMemory:
+def of_decoding(
+    config: Config, reach: int, rounds: bool = False, quantizes: bool = False
+) -> DecodingMemory:
     """Returns the memory of a worker.
 
     Args:
       config: a worker's config, as ``maxengine_model`` takes it.
       reach: tokens of each prompt that a decode program copies; 0: none.
       rounds: see ``of_training``.
+      quantizes: True if samples are generated with ``int8_weights``.
 
     Raises:
+      ConfigError: see ``int8_weights.kernels``.
       Exception: as ``of_training``.
     """
-    state = nnx.state(abstract_model(config, "autoregressive"))
+    model = abstract_model(config, "autoregressive")
+    state = nnx.state(model)
     weights = version_like(published(state), config, rounds)
+    kernels = int8_weights.kernels(model, config) if quantizes else {}
+    used = {name: int8_weights.like(weights[name], axes) for name, axes in kernels.items()}
     copies = MeshCopies(config, state)
     caches = {
         ".".join(map(str, path)): _bytes(cache)
@@ -191,7 +201,8 @@ def of_decoding(config: Config, reach: int, rounds: bool = False) -> DecodingMem
     near = {n: size * reach // longest for n, size in caches.items() if "cached_prefill" in n}
     return DecodingMemory(
         version=_bytes(weights),
-        weights=copies.held({name: _bytes(like) for name, like in weights.items()}),
+        weights=copies.held({name: _bytes(like) for name, like in (weights | used).items()}),
+        new=copies.held({name: _bytes(like) for name, like in weights.items()}),
         caches=copies.held(caches),
         parts=2 * copies.in_parts(caches),
         laid_out=copies.held(laid_out),

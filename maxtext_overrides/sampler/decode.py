@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_overrides.sampler import buckets, layer_major
+from maxtext_overrides.sampler import buckets, int8_weights, layer_major
 from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.kept_contexts import Ended, KeptContexts, Match
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
@@ -58,12 +58,13 @@ class DecodeEngine:
       keeps: True if free slots keep the contexts of their last samples, for the next turns of
         episodes; without effect where MaxText's model does not allow it. A token's log-prob then
         depends, in its last bits, on whether its context was kept.
-      rounds, devices: see ``MaxEngineModel``.
+      rounds, quantizes, devices: see ``MaxEngineModel``.
       combine: makes the model to drive of that of ``config``, and arrays that its programs get
         beside each version's; those that a version itself has win. None: it is driven alone.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
+      ConfigError: see ``int8_weights.kernels``.
     """
 
     def __init__(
@@ -74,13 +75,16 @@ class DecodeEngine:
         prompt_tokens: int | None = None,
         keeps: bool = False,
         rounds: bool = False,
+        quantizes: bool = False,
         devices: Sequence[Any] | None = None,
         combine: Callable[[MaxEngineModel], tuple[CombinedModel, Mapping[str, Any]]] | None = None,
     ):
-        self.model: MaxEngineModel | CombinedModel = MaxEngineModel(config, devices, rounds=rounds)
+        own = MaxEngineModel(config, devices, rounds=rounds, quantizes=quantizes)
+        self.model: MaxEngineModel | CombinedModel = own
         self._beside: Mapping[str, Any] = {}
         if combine is not None:
-            self.model, self._beside = combine(self.model)
+            self.model, self._beside = combine(own)
+        self._dtype, self.converts = config.dtype, bool(self.model.kernels)
         self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
@@ -124,7 +128,14 @@ class DecodeEngine:
         """
         layer_major.lay_out(arrays, self.model.layer_axes)
 
-    def fingerprints(self, arrays: Weights, made_by: Callable[[Any], Any]) -> dict[str, Any]:
+    def convert(self, arrays: dict[str, Any]) -> None:
+        """Replaces laid-out arrays by what is generated with, see ``int8_weights``; idempotent.
+
+        The programs accept both, so that a version is verified before it is converted.
+        """
+        int8_weights.convert(arrays, self.model.kernels, self._dtype)
+
+    def fingerprints(self, arrays: Any, made_by: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns uint32 fingerprints of laid-out arrays by name, copying one array at a time."""
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
@@ -341,6 +352,9 @@ class DecodeEngine:
             for name, like in self.variables_like().items()
         }
         self.lay_out(weights)
+        if self.model.kernels:
+            self.logprobs(weights, np.zeros(2, np.int32))  # of weights that are verified
+            self.convert(weights)
         for bucket in self._buckets:
             tokens = np.zeros(bucket.length, np.int32)
             self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])

@@ -23,7 +23,8 @@ from flax.core.spmd import logical_axis_rules
 from maxtext_overrides import adapters, tied_head
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import version_like
-from maxtext_overrides.sampler import joined_prefill, windows
+from maxtext_overrides.sampler import int8_weights, joined_prefill, windows
+from maxtext_overrides.sampler.int8_weights import Int8
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared import BY_MODULE
@@ -49,7 +50,7 @@ FASTEST_LAYOUT = {
 
 OVERRIDES = BY_MODULE["maxtext_overrides/sampler/maxengine_model.py"]
 
-Weights = Mapping[str, jax.Array | LayerMajor]
+Weights = Mapping[str, jax.Array | LayerMajor | Int8]
 Path = tuple[Any, ...]
 Caches = dict[Path, jax.Array]
 
@@ -70,17 +71,27 @@ class MaxEngineModel:
       layer_axes: name -> axis of its layers, where that is not the first; see ``layer_major``.
       caches_like: path -> shape, dtype and sharding of the decode caches.
       joins: True if ``prefill_behind`` can be used.
+      kernels: see ``int8_weights.kernels``; empty unless ``quantizes``.
 
     Args:
       config: MaxText's.
       devices: the devices of the mesh; None: those of this process.
       rounds: see ``rounding.version_dtypes``.
+      quantizes: True if weights may be ``Int8``.
 
     Raises:
       OverrideError: MaxText's source differs from the tested one.
+      ConfigError: see ``int8_weights.kernels``.
     """
 
-    def __init__(self, config: Any, devices: Sequence[Any] | None = None, *, rounds: bool = False):
+    def __init__(
+        self,
+        config: Any,
+        devices: Sequence[Any] | None = None,
+        *,
+        rounds: bool = False,
+        quantizes: bool = False,
+    ):
         allow_untested = getattr(config, "allow_untested", False)
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
@@ -121,6 +132,7 @@ class MaxEngineModel:
             elif not isinstance(variable, UNPUBLISHED):
                 names[".".join(map(str, path))] = _axis_names(variable)
         self.layer_axes = layer_axes(names)
+        self.kernels = int8_weights.kernels(engine.model_ar, config) if quantizes else {}
         self._longest = int(config.max_prefill_predict_length)
         self.joins = joined_prefill.possible(config, self._axes)
 
@@ -297,7 +309,7 @@ class MaxEngineModel:
         return math.prod(self.mesh.shape[name] for name in names)
 
     def _merge(self, graph: Any, abstract: nnx.State, weights: Weights, caches: Caches) -> Any:
-        flat = []
+        flat, scales = [], {}
         for path, variable in nnx.to_flat_state(abstract):
             if isinstance(variable, nnx.Cache):
                 value = caches[path]
@@ -306,16 +318,24 @@ class MaxEngineModel:
             elif isinstance(variable, UNPUBLISHED):
                 continue
             else:
-                value = weights[".".join(map(str, path))]
-                value = value.published() if isinstance(value, LayerMajor) else value
+                value = weights[name := ".".join(map(str, path))]
+                if isinstance(value, Int8):
+                    scales[name], value = _published(value.scales), value.values
+                value = _published(value)
             flat.append((path, variable.replace(value)))
         # copy=True: each trace needs variables of its own.
-        return nnx.merge(graph, nnx.from_flat_state(flat), copy=True)
+        model = nnx.merge(graph, nnx.from_flat_state(flat), copy=True)
+        int8_weights.attach(model, scales)
+        return model
 
     @contextmanager
     def _scope(self) -> Iterator[None]:
         with self.mesh, logical_axis_rules(self._rules):
             yield
+
+
+def _published(value: jax.Array | LayerMajor) -> jax.Array:
+    return value.published() if isinstance(value, LayerMajor) else value
 
 
 def _caches(model: Any) -> Caches:

@@ -99,8 +99,11 @@ def check_mesh(keys: Mapping[str, Any], devices: int) -> None:
     )
 
 
-def check(config: SlotsConfig, context: BuildContext) -> CheckResult:
+def check(config: SlotsConfig, context: BuildContext, quantizes: bool = False) -> CheckResult:
     """Validates MaxText's keys as a worker has them, and adds up the memory it needs.
+
+    Args:
+      quantizes: see ``MaxEngineModel``.
 
     Raises:
       ConfigError: MaxText rejects the config.
@@ -113,11 +116,12 @@ def check(config: SlotsConfig, context: BuildContext) -> CheckResult:
         from maxtext_overrides.sampler import buckets
 
         reach = buckets.copied(int(worker.max_prefill_predict_length))
-        needed = memory.of_decoding(worker, reach, context.section.weights.rounded)
+        rounds = context.section.weights.rounded
+        needed = memory.of_decoding(worker, reach, rounds, quantizes)
     slots = context.section.rollouts.slots
     parts = {
         "weights": needed.weights,
-        "new weights, while they are loaded": needed.weights,
+        "new weights, while they are loaded": needed.new,
         f"key-value caches of {slots} slots": needed.caches,
         "copy of the part of these that short prompts fill": needed.near,
         f"copy of the weights in {worker.dtype}, for arithmetic": needed.laid_out,

@@ -44,4 +44,5 @@ def compile_programs(
             group_size=rollouts.group_size,
             prompt_tokens=rollouts.max_prompt_tokens,
             rounds=context.section.weights.rounded,
+            quantizes=options.quantization is not None,
         )

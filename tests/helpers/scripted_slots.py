@@ -53,7 +53,7 @@ class ScriptedSlots:
         self.slots, self.max_prompt_tokens = slots, max_prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.vocabulary = 10**6 + 1000
-        self.rounds_caches = False
+        self.rounds_caches = self.converts = False
         self.steps_total = self.slot_steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = self.prefill_kept_total = 0
         self.log, self.running = [], {}
@@ -69,6 +69,9 @@ class ScriptedSlots:
         return {"w": np.zeros(2, np.float32)}
 
     def lay_out(self, arrays):
+        pass
+
+    def convert(self, arrays):
         pass
 
     def fingerprints(self, arrays, made_by):

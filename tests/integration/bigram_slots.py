@@ -63,7 +63,7 @@ class BigramSlots:
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens
         self.max_new_tokens = rollouts.max_new_tokens
-        self.vocabulary, self.rounds_caches = VOCABULARY, False
+        self.vocabulary, self.rounds_caches, self.converts = VOCABULARY, False, False
         self.steps_total = self.slot_steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = self.prefill_kept_total = 0
         self._config, self._running = config, {}
@@ -76,6 +76,9 @@ class BigramSlots:
         return {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()}
 
     def lay_out(self, arrays):
+        pass
+
+    def convert(self, arrays):
         pass
 
     def fingerprints(self, arrays, made_by):

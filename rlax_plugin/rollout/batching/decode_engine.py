@@ -74,6 +74,7 @@ class DecodeSlots(Protocol):
         them.
       rounds_caches: True if decoding reads the keys and values of earlier tokens with less
         precision than prefill computes them, so that their log-probs differ.
+      converts: True if ``convert`` changes arrays.
     """
 
     slots: int
@@ -91,12 +92,22 @@ class DecodeSlots(Protocol):
     def rounds_caches(self) -> bool: ...
 
     @property
+    def converts(self) -> bool: ...
+
+    @property
     def free_slots(self) -> list[int]: ...
 
     def variables_like(self) -> Mapping[str, Any]: ...
 
     def lay_out(self, arrays: dict[str, Any]) -> None:
         """Replaces a version's arrays by the layout that decoding reads fastest; shapes stay."""
+        ...
+
+    def convert(self, arrays: dict[str, Any]) -> None:
+        """Replaces arrays that were laid out and verified by what samples are generated with.
+
+        It may be called again with the result. Shapes and dtypes that are compared stay.
+        """
         ...
 
     def fingerprints(self, arrays: Arrays, made_by: Callable[[Arrays], Arrays]) -> Arrays:

@@ -355,7 +355,8 @@ class SlotsEngine(RolloutEngine):
         from rlax_plugin.weights.device_fingerprint import fingerprint
 
         slots, made_by = self._ready.result(), self._fingerprint or fingerprint
-        like, held = slots.variables_like(), self._swaps.used
+        # What was converted cannot score the canary: the whole version is read again.
+        like, held = slots.variables_like(), None if slots.converts else self._swaps.used
         # A file system may take minutes, and no program of several devices runs meanwhile.
         with self._generating() if version.in_memory else nullcontext():
             loaded = read_weights(version, self._store, like, fingerprint=None, held=held)

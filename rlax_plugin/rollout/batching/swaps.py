@@ -107,16 +107,19 @@ class Swaps:
           forget: makes the slots forget the contexts that they keep, see ``DecodeSlots``.
         """
         forget()
-        if swap.greedy is None:
-            self.used = swap.loaded
-            swap.done.set_result(None)
-            return
+        decoded, arrays = None, swap.loaded.arrays
+        assert isinstance(arrays, dict)  # in place: who verifies scores with what it converts to
         try:
-            decoded = _decode_greedy(slots, swap.loaded.arrays, *swap.greedy)
+            slots.convert(arrays)
+            if swap.greedy is not None:
+                decoded = _decode_greedy(slots, arrays, *swap.greedy)
         except Exception as error:
             swap.done.set_exception(error)
             raise
-        forget()  # these weights may be discarded
+        if swap.greedy is None:
+            self.used = swap.loaded
+        else:
+            forget()  # these weights may be discarded
         swap.done.set_result(decoded)
 
     def fail(self, error: Exception) -> None:
@@ -143,11 +146,10 @@ def laid_out(
     arrays = loaded.arrays
     assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
     slots.lay_out(arrays)
-    read = loaded.read
 
     def fingerprints() -> Mapping[str, Any]:
-        with generating():
-            return slots.fingerprints(read, made_by)
+        with generating():  # not before, or arrays that are converted would stay
+            return slots.fingerprints(loaded.read, made_by)
 
     return replace(loaded, fingerprints=fingerprints, discard=functools.partial(discard, arrays))
 

@@ -6,7 +6,7 @@ samples of old weights from dominating (``StaleCorrection``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, get_args
 
 from rlax_plugin.base.errors import ConfigError, PluginError
@@ -55,8 +55,7 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     shows_age = _SHOWS_AGE[algorithm.old_policy]
     if algorithm.old_policy == "reprefill" and most > section.staleness.reload_every + 1:
         shows_age = ("policy/behaviour",)
-    correcting = [p for p in parts if isinstance(p, StaleCorrection) and p.corrects]
-    corrected = any(_ratio(part) in shows_age for part in correcting)
+    corrected = _corrects(parts, shows_age)
     if logged and not corrected:
         raise ConfigError(
             "rlax.objective.preset",
@@ -90,6 +89,11 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
             "add a ratio, such as importance_weight: {name: clipped}; "
             "rlax.objective.allow_uncorrected: true switches this check off",
         )
+
+
+def _corrects(parts: Iterable[Any], ratios: Collection[str | None]) -> bool:
+    correcting = (part for part in parts if isinstance(part, StaleCorrection) and part.corrects)
+    return any(_ratio(part) in ratios for part in correcting)
 
 
 def _ratio(part: Any) -> str | None:
@@ -174,6 +178,16 @@ def reads_logprobs(slots: ObjectiveSlots) -> bool:
         return any(_ratio(part) in ("policy/behaviour", "old/behaviour") for part in parts)
     other_terms = algorithm.grad_2.name != "none" or (kl.penalises and kl.times is not None)
     return other_terms or any(_ratio(part) is not None for part in parts)
+
+
+def corrects_sampler(slots: ObjectiveSlots) -> bool:
+    """True if samples may be those of a sampler that computes other log-probs than the trainer.
+
+    Then a part clips or masks a ratio of the trainer to the sampler, whatever the weights' age.
+    """
+    # pi_old is the trainer's, with reprefill too, unless it is mu itself.
+    shown = _SHOWS_AGE["sampler" if slots.algorithm.old_policy == "sampler" else "proximal"]
+    return _corrects((slots.importance_weight, slots.grad_1, *slots.corrections), shown)
 
 
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:

@@ -29,6 +29,9 @@ class TwoVariables(ScriptedSlots):
     def lay_out(self, arrays):
         self.calls.append(("lay out", sorted(arrays)))
 
+    def convert(self, arrays):
+        self.calls.append(("convert", sorted(arrays)))
+
     def fingerprints(self, arrays, made_by):
         self.calls.append(("fingerprint", sorted(arrays)))
         return made_by(arrays)

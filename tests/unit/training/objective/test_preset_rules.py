@@ -7,7 +7,7 @@ import pytest
 from objective_harness import PRESETS, data_of, differentiated, jit, slots_of
 
 from rlax_plugin.base.errors import ConfigError, PluginError
-from rlax_plugin.training.objective.combinations import reads_logprobs
+from rlax_plugin.training.objective.combinations import corrects_sampler, reads_logprobs
 from rlax_plugin.training.objective.presets import presets_from_yaml
 
 
@@ -122,6 +122,24 @@ def test_with_reprefill_only_a_ratio_to_the_samplers_policy_shows_age():
     with pytest.raises(ConfigError, match="no correction"):
         slots_of("cispo", max_staleness=3, old_policy="reprefill")
     slots_of("aipo", max_staleness=3, old_policy="reprefill")
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "corrects"),
+    [
+        ("dapo", {}, False),
+        ("dapo", {"corrections": [{"name": "icepop"}]}, True),
+        ("dapo", {"corrections": [{"name": "veto"}]}, False),
+        ("dapo", {"old_policy": "proximal", "corrections": TIS}, True),
+        # pi_old is the trainer's view of the policy that generated the samples.
+        ("dapo", {"old_policy": "reprefill", "corrections": TIS}, True),
+        ("cispo", {}, True),
+        ("cispo", {"old_policy": "reprefill"}, False),
+        ("aipo", {"old_policy": "reprefill"}, True),
+    ],
+)
+def test_which_objectives_correct_for_log_probs_of_another_sampler(preset, changes, corrects):
+    assert corrects_sampler(slots_of(preset, **changes)) == corrects
 
 
 @pytest.mark.parametrize("preset", ["opo", "rloo"])

@@ -1,0 +1,47 @@
+"""When ``rlax.rollouts.engine.quantization`` is refused, before a model is loaded."""
+
+import pytest
+
+from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.build import registry_for
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.protocols import BuildContext
+
+TIS = {"old_policy": "proximal", "corrections": [{"name": "truncated_importance_sampling"}]}
+KEY = "rlax.rollouts.engine"
+
+
+def check(engine, **objective):
+    section = RlaxSection(
+        plugins=("rlax_jetstream", "rlax_objectives"),
+        prompt_source={"name": "none"},
+        rewards=({"name": "none"},),
+        rollouts={"engine": {"name": "jetstream"} | engine},
+        objective={"preset": "dapo"} | objective,
+    )
+    context = BuildContext.outside_run(section)
+    choice = section.rollouts.engine
+    registry_for(section).check_part("rollout_engine", choice, KEY, context)
+
+
+@pytest.mark.parametrize(
+    "objective", [TIS, {"preset": "aipo"}, {"corrections": [{"name": "icepop"}]}]
+)
+def test_quantised_workers_need_an_objective_that_corrects(objective):
+    check({"quantization": "int8"}, **objective)
+    with pytest.raises(ConfigError, match="needs an objective that corrects") as error:
+        check({"quantization": "int8"})
+    assert (error.value.key, error.value.value) == (f"{KEY}.quantization", "int8")
+    assert "old_policy: proximal with corrections" in str(error.value)
+    check({"quantization": "int8"}, allow_uncorrected=True)
+    check({})
+
+
+def test_maxtexts_own_key_and_other_formats_are_refused_by_name():
+    with pytest.raises(
+        ConfigError, match=r"Set rlax\.rollouts\.engine\.quantization: int8"
+    ) as error:
+        check({"maxtext": {"quantization": "int8"}}, **TIS)
+    assert error.value.key == f"{KEY}.maxtext.quantization"
+    with pytest.raises(ConfigError, match="'int8'"):
+        check({"quantization": "nvfp4"}, **TIS)
