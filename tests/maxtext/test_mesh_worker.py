@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import tiny_engine
 
+from maxtext_overrides.config.memory import abstract_model
+from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from maxtext_overrides.sampler.worker_slots import check_mesh
 from rlax_plugin.base.errors import ConfigError
@@ -21,6 +23,9 @@ from rlax_plugin.base.types import SamplingParams
 
 TOKENS = np.arange(2, 11, dtype=np.int32)
 # Of groups of two samples.
+KERNELS = [
+    f"decoder.layers_{layer}.mlp.{name}.kernel" for layer in (0, 1) for name in ("wi_0", "wo")
+]
 SETTINGS = ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8})
 
 
@@ -49,13 +54,17 @@ def main(directory: Path) -> None:
     assert jax.device_count() == 2
     half = tiny_engine.SLOTS // 2
     config = tiny_engine.configure(per_device_batch_size=half, ici_tensor_parallelism=2)
-    engine = DecodeEngine(config, group_size=2)
+    engine = DecodeEngine(config, group_size=2, quantizes=True)
     like = engine.variables_like()
     whole = dict(np.load(directory / "weights.npz"))
     weights = {name: jax.device_put(array, like[name].sharding) for name, array in whole.items()}
     held = sum(array.addressable_shards[0].data.nbytes for array in weights.values())
     assert held == sum(array.nbytes for array in whole.values()) / 2
-    np.savez(directory / "sampled.npz", **sampled(engine, weights))
+    found = sampled(engine, weights)
+    engine.convert(weights)
+    held = sum(weights[name].values.addressable_shards[0].data.nbytes for name in KERNELS)
+    assert held == sum(whole[name].size for name in KERNELS) / 2
+    np.savez(directory / "sampled.npz", **found, int8=engine.logprobs(weights, TOKENS))
 
 
 @pytest.mark.slow
@@ -71,6 +80,14 @@ def test_a_mesh_of_two_gives_the_samples_of_one_device(tmp_path, dense):
     np.testing.assert_array_equal(two["tokens"], one["tokens"])
     for name in ("logprobs", "canary"):
         np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-4)
+    model, weights = abstract_model(dense.config, "autoregressive"), dict(dense.weights)
+    kernels = int8_weights.kernels(model, dense.config)
+    int8_weights.convert(weights, kernels, dense.config.dtype)
+    for name in kernels:
+        weights[name] = weights[name].values * weights[name].scales
+    expected = dense.engine.logprobs(weights, TOKENS)
+    np.testing.assert_allclose(two["int8"], expected, rtol=0, atol=1e-4)
+    assert np.abs(two["int8"] - one["canary"]).max() > 1e-3
 
 
 def test_a_mesh_of_another_number_of_devices_is_an_error_that_names_the_keys():
