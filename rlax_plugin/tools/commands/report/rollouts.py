@@ -143,7 +143,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
         chunks[-1]["versions"].append(_runs(arrays["versions"]))
         used.update(chunks[-1]["tokens"][-1])
     return Rollouts(
-        index=index.to_json(_reward_names(run), *_vocabulary(run, source, used)),
+        index=index.to_json(reward_names(run), *_vocabulary(run, source, used)),
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
         shown=len(index.columns.get("step", ())),
         recorded=sum(group.samples for group in groups),
@@ -175,11 +175,11 @@ def _runs(versions: np.ndarray) -> list[int]:
     return [x for version, found in groupby(versions.tolist()) for x in (version, len(list(found)))]
 
 
-def _reward_names(run: RunData) -> list[str]:
+def reward_names(run: RunData) -> list[str]:
     """Returns the names in ``rlax.rewards``, in order, with the weight if it is not 1."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
     return [
-        str(one.get("label") or plain_name(str(one.get("name"))))
+        str(one.get("label") or plain_name(str(one.get("name") or one.get("function"))))
         + (f", weight {weight}" if (weight := one.get("weight", 1)) != 1 else "")
         for one in rewards
         if isinstance(one, dict)

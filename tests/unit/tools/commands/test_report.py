@@ -21,7 +21,7 @@ from rlax_plugin.tools.commands.report import charts, figures, page
 from rlax_plugin.tools.commands.report.evaluations import Measured
 from rlax_plugin.tools.commands.report.history import ACCEPTED
 from rlax_plugin.tools.commands.report.repeats import repeats
-from rlax_plugin.tools.commands.report.rollouts import read_rollouts
+from rlax_plugin.tools.commands.report.rollouts import read_rollouts, reward_names
 from rlax_plugin.tools.commands.report.run import (
     RunData,
     no_progress,
@@ -330,6 +330,16 @@ def test_a_verdict_is_on_the_page_as_text(files, tmp_path):
     for nothing in ({}, {"verdict": None}, {"verdict": {"sentence": None}}, {"verdict": [1]}):
         files.put_json("summary.json", {"steps": 3, **nothing})
         assert figures.verdict(read_run(files)) == ""
+
+
+def test_rewards_of_a_sample_are_named_as_in_metrics():
+    rewards = [
+        {"name": "plugin:numeric"},
+        {"function": "rewards.py:brief", "weight": 0.1},
+        {"name": "format", "label": "worked", "weight": 0},
+    ]
+    run = RunData("a", "a", config={"rlax": {"rewards": rewards}})
+    assert reward_names(run) == ["numeric", "brief, weight 0.1", "worked, weight 0"]
 
 
 def repeated(name: str, seed: int, rate: float, rewards: list[float], **more) -> RunData:
