@@ -34,9 +34,10 @@ _SHORTEST_REACH = 128  # tokens
 _REACH_FACTOR = 4
 
 
-# The attention kernel of TPUs takes a length that is a multiple of its blocks, or one block of a
-# multiple of 128 tokens. Where MaxText chooses, it takes another kernel below 128 tokens.
+# The attention kernel of TPUs takes multiples of 128 tokens that its blocks divide; a block is no
+# longer than the length. Where MaxText chooses, it takes another kernel below 128 tokens.
 _KERNELS, _LANES = ("autoselected", "flash"), 128
+_BLOCKS = ("sa_block_q", "sa_block_kv", "sa_block_kv_compute")
 
 
 def fitting(tokens: int, value_of: Callable[[str], Any]) -> int:
@@ -49,9 +50,14 @@ def fitting(tokens: int, value_of: Callable[[str], Any]) -> int:
     short = tokens < _LANES and kernel == "autoselected"
     if value_of("hardware") != "tpu" or kernel not in _KERNELS or short:
         return tokens
-    block = max(value_of("sa_block_q"), value_of("sa_block_kv"))
-    multiple = block if tokens > block else min(block, _LANES)
-    return -(-tokens // multiple) * multiple
+    blocks, length = [value_of(key) for key in _BLOCKS], -(-tokens // _LANES) * _LANES
+    while not _divided(length, *(min(block, length) for block in blocks)):
+        length += _LANES
+    return length
+
+
+def _divided(length: int, queries: int, keys: int, computed: int) -> bool:
+    return not (length % queries or length % keys or keys % computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,12 @@ class Bucket:
 
 
 def plan(
-    slots: int, longest: int, prompt_tokens: int, group_size: int, rows_multiple: int = 1
+    slots: int,
+    longest: int,
+    prompt_tokens: int,
+    group_size: int,
+    rows_multiple: int = 1,
+    fits: Callable[[int], int] = int,
 ) -> tuple[Bucket, ...]:
     """Returns the prefill programs of a worker, one per length, in increasing length.
 
@@ -74,11 +85,12 @@ def plan(
       group_size: samples that usually share a prompt. Groups that fill all slots at once need
         ``slots / group_size`` rows, and a program has no more.
       rows_multiple: number of devices among which rows are divided.
+      fits: see ``fitting``; the two given lengths do.
     """
     budget = _TOKENS_PER_SLOT * slots
     most = -(-slots // min(group_size, slots))
     buckets = []
-    for length in _lengths(longest, min(prompt_tokens, longest)):
+    for length in sorted({fits(n) for n in _lengths(longest, min(prompt_tokens, longest))}):
         rows = max(1, min(budget // length, most if length <= prompt_tokens else slots))
         buckets.append(Bucket(-(-rows // rows_multiple) * rows_multiple, length))
     return tuple(buckets)

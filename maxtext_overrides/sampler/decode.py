@@ -90,10 +90,10 @@ class DecodeEngine:
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
         self.vocabulary = int(config.vocab_size)
         self.rounds_caches = bool(config.quantize_kvcache)
-        value_of = functools.partial(getattr, config)
-        self._fitting = functools.partial(buckets.fitting, value_of=value_of)
-        most, rows = self._fitting(prompt_tokens or self.max_prompt_tokens), self.model.row_shards
-        self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
+        value_of, longest = functools.partial(getattr, config), self.max_prompt_tokens
+        fits = self._fits = functools.partial(buckets.fitting, value_of=value_of)
+        most, rows = fits(prompt_tokens or longest), self.model.row_shards
+        self._buckets = buckets.plan(self.slots, longest, most, group_size, rows, fits)
         self._reaches = buckets.reaches(self.max_prompt_tokens)
         keeps = keeps and self.model.joins
         self._behind = buckets.behind(self._buckets, self.slots, rows) if keeps else ()
@@ -340,7 +340,7 @@ class DecodeEngine:
         count = len(tokens) - 1
         if not 1 <= count <= self.max_prompt_tokens:
             raise ValueError(f"{count + 1} tokens; 2 to {self.max_prompt_tokens + 1} can be scored")
-        size = self._fitting(max(count, min(_SCORED, self.max_prompt_tokens)))
+        size = self._fits(max(count, min(_SCORED, self.max_prompt_tokens)))
         padded = np.zeros(size + 1, np.int32)
         padded[: count + 1] = tokens
         return np.asarray(self._score(self._whole(weights), padded))[:count]

@@ -13,7 +13,7 @@ from maxtext_overrides.config.loading import Config, default_of, load, load_to_c
 from maxtext_overrides.sampler.buckets import fitting
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_plugin.base.errors import ConfigError
-from rlax_plugin.config import Rollouts
+from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.config.identity import is_local
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
@@ -111,7 +111,7 @@ def check(config: SlotsConfig, context: BuildContext, quantizes: bool = False) -
     given = given_config(context)
     with passed_on(given):
         overrides = sizes(context, config, 1) | config.maxtext
-        worker = load_to_check(given, **overrides)
+        worker, tokens = load_to_check(given, **overrides), _prefill_tokens(context.section)
         from maxtext_overrides.config import memory
         from maxtext_overrides.sampler import buckets
 
@@ -129,8 +129,14 @@ def check(config: SlotsConfig, context: BuildContext, quantizes: bool = False) -
     found = {what + _copies(part): part.nbytes for what, part in parts.items() if part.nbytes}
     if needed.parts:
         found["parts of the caches, for the decode loop"] = needed.parts
+    longest, warnings = int(worker.max_prefill_predict_length), []
+    if longest > tokens:
+        reason = f"makes prefills and caches of {tokens} tokens, and the attention kernel of TPUs"
+        reason += f" takes {longest}: let them have as many"
+        warnings.append(("rlax.rollouts.max_prompt_tokens", reason))
     return CheckResult(
         memory=found,
+        warnings=tuple(warnings),
         weights_bytes=needed.version,
         silent_tokens=config.longest_call(context.section.rollouts),
     )
@@ -175,16 +181,10 @@ def sizes(
     Args:
       hardware: that of the devices; None: as the config says.
     """
-    rollouts, prefill = context.section.rollouts, context.section.max_context_tokens
+    rollouts, prefill = context.section.rollouts, _prefill_tokens(context.section)
     keys = {**given_config(context).maxtext, **config.maxtext}
     if hardware is not None:
         keys["hardware"] = hardware
-    if rollouts.on_new_weights == "continue":
-        # A sample goes on behind all its tokens but the last by a prefill, and what follows is
-        # written to the ring as ever. That costs max_new_tokens - 1 more cache entries per slot,
-        # and every decode step's attention reads them: with completions much longer than prompts
-        # nearly twice the cache and its traffic.
-        prefill += rollouts.max_new_tokens - 1
     prefill = fitting(prefill, lambda key: keys.get(key, default_of(key)))
     return {
         "per_device_batch_size": rollouts.slots // devices,
@@ -196,3 +196,15 @@ def sizes(
         "monitor_goodput": False,
         "gradient_accumulation_steps": 1,
     }
+
+
+def _prefill_tokens(section: RlaxSection) -> int:
+    """Returns the most tokens that a prefill may hold."""
+    prefill = section.max_context_tokens
+    if section.rollouts.on_new_weights == "continue":
+        # A sample goes on behind all its tokens but the last by a prefill, and what follows is
+        # written to the ring as ever. That costs max_new_tokens - 1 more cache entries per slot,
+        # and every decode step's attention reads them: with completions much longer than prompts
+        # nearly twice the cache and its traffic.
+        prefill += section.rollouts.max_new_tokens - 1
+    return prefill

@@ -396,13 +396,13 @@ def _warnings(
 
 
 def _warnings_of_rows(config: Any) -> Iterator[tuple[str, str]]:
-    row, block = config.max_target_length, max(config.sa_block_q, config.sa_block_kv)
+    row = config.max_target_length
     if (wanted := fitting(row, functools.partial(getattr, config))) != row:
-        multiples = f"{block} (sa_block_q, sa_block_kv)" if row > block else "128"
         yield (
             "max_target_length",
-            f"is {row}, and the attention kernel of TPUs takes only multiples of {multiples}: let "
-            f"prompt and completion together have {wanted} tokens",
+            f"is {row}, and the attention kernel of TPUs takes only multiples of 128 that its "
+            "blocks divide (sa_block_q, sa_block_kv, sa_block_kv_compute): let prompt and "
+            f"completion together have {wanted} tokens",
         )
 
 

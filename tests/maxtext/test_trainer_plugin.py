@@ -379,7 +379,8 @@ def test_check_counts_the_logits_of_a_larger_warm_start(tmp_path):
 
 def test_check_warns_of_rows_that_the_attention_kernel_of_tpus_rejects():
     """The compiler said so of 768 tokens: q_block_size=512 should divide q_seq_len=768."""
-    keys = {"hardware": "tpu", "attention": "autoselected", "sa_block_q": 512, "sa_block_kv": 512}
+    keys = {"hardware": "tpu", "attention": "autoselected"}
+    keys |= dict.fromkeys(("sa_block_q", "sa_block_kv", "sa_block_kv_compute"), 512)
     for row, other, expected in (
         (768, {}, "together have 1024 tokens"),
         (528, {"attention": "flash"}, "together have 1024 tokens"),
@@ -389,7 +390,7 @@ def test_check_warns_of_rows_that_the_attention_kernel_of_tpus_rejects():
         (96, {}, ""),
         (768, {"attention": "dot_product"}, ""),
         (768, {"hardware": "gpu"}, ""),
-        (768, {"sa_block_q": 256, "sa_block_kv": 256}, ""),
+        (768, dict.fromkeys(("sa_block_q", "sa_block_kv", "sa_block_kv_compute"), 256), ""),
     ):
         config = SimpleNamespace(**keys | {"max_target_length": row} | other)
         found = dict(checking._warnings_of_rows(config)).get("max_target_length", "")

@@ -1,6 +1,8 @@
 """Prefill programs: how many there are, and which prompts go through which."""
 
+import functools
 import itertools
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,10 @@ def test_parts_of_the_caches_are_a_quarter_of_the_next_one():
     assert reaches(3) == (3,)
 
 
+TPU: dict[str, Any] = {"hardware": "tpu", "attention": "autoselected"}
+TPU |= dict.fromkeys(("sa_block_q", "sa_block_kv", "sa_block_kv_compute"), 512)
+
+
 @pytest.mark.parametrize(
     ("tokens", "changed", "expected"),
     [
@@ -97,10 +103,17 @@ def test_parts_of_the_caches_are_a_quarter_of_the_next_one():
         (512, {}, 512),
         (1535, {}, 1536),  # the compiler said: q_block_size=512 should divide q_seq_len=1535
         (1535, {"sa_block_kv": 1024}, 2048),
+        (640, {"sa_block_q": 1024, "sa_block_kv": 1024}, 1024),  # 512 keys are computed at once
+        (300, {"sa_block_q": 256}, 512),
         (300, {"attention": "dot_product"}, 300),
         (300, {"hardware": "cpu"}, 300),
     ],
 )
 def test_a_prefill_has_a_length_that_the_kernel_of_tpus_takes(tokens, changed, expected):
-    keys = {"hardware": "tpu", "attention": "autoselected", "sa_block_q": 512, "sa_block_kv": 512}
-    assert fitting(tokens, (keys | changed).__getitem__) == expected
+    assert fitting(tokens, (TPU | changed).__getitem__) == expected
+
+
+def test_every_program_of_a_worker_has_such_a_length():
+    fits = functools.partial(fitting, value_of=(TPU | {"attention": "flash"}).__getitem__)
+    lengths = [one.length for one in plan(64, 1536, 384, 8, fits=fits)]
+    assert lengths == [128, 256, 384, 512, 1024, 1536]
