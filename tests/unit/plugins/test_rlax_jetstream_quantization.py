@@ -1,10 +1,14 @@
 """When ``rlax.rollouts.engine.quantization`` is refused, before a model is loaded."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.ports.protocols import BuildContext
 
 TIS = {"old_policy": "proximal", "corrections": [{"name": "truncated_importance_sampling"}]}
@@ -45,3 +49,18 @@ def test_maxtexts_own_key_and_other_formats_are_refused_by_name():
     assert error.value.key == f"{KEY}.maxtext.quantization"
     with pytest.raises(ConfigError, match="'int8'"):
         check({"quantization": "nvfp4"}, **TIS)
+
+
+KEPT = b"""
+rlax:
+  prompt_source: {name: none}
+  rewards: [{name: none}]
+  rollouts: {engine: {name: jetstream, quantization: int8, warm_up: false}}
+"""
+
+
+def test_the_documented_command_evaluates_the_exact_policy():
+    page = (Path(__file__).parents[3] / "docs/engines.md").read_text()
+    (argument,) = re.findall(r"`rlax eval RUN ([^`]+)` measures the trainer's policy", page)
+    engine = of_yaml(KEPT, "config.yml", [argument]).section.rollouts.engine
+    assert engine.options == {"quantization": None, "warm_up": False}
