@@ -93,8 +93,8 @@ def run(work: str, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]
     from rlax_jetstream import JetstreamConfig
 
     from maxtext_overrides.config.loading import initialize
-    from maxtext_overrides.sampler.worker_slots import make_slots
     from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
+    from maxtext_overrides.worker_slots import make_slots
 
     with tempfile.TemporaryDirectory() as directory:
         own = (f"base_output_directory={directory}", f"steps={warmup + steps}", f"rlax.seed={seed}")

@@ -92,7 +92,7 @@ def _make_slots(
     context: BuildContext,
     small: Mapping[str, tuple[ResolvedConfig, WeightVersion]],
 ) -> DecodeSlots:
-    from maxtext_overrides.sampler import worker_slots
+    from maxtext_overrides import worker_slots
 
     with worker_slots.lean():
         from maxtext_overrides.sampler.combined_model import CombinedModel

@@ -43,7 +43,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
 
     def make_slots():
         # Importing MaxText takes 12 s; the engine calls this on its own thread.
-        from maxtext_overrides.sampler.worker_slots import make_slots
+        from maxtext_overrides.worker_slots import make_slots
 
         return make_slots(config, context, quantizes=config.quantization is not None)
 
@@ -51,7 +51,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
 
 
 def _check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
-    from maxtext_overrides.sampler.worker_slots import check
+    from maxtext_overrides.worker_slots import check
 
     return check(config, context, quantizes=config.quantization is not None)
 

@@ -27,7 +27,7 @@ def compile_programs(
     with unavailable("tensorflow", "google.cloud.aiplatform"):
         from maxtext_overrides.compiling.worker import compile_worker
         from maxtext_overrides.sampler.decode import FASTEST_LAYOUT
-    from maxtext_overrides.sampler.worker_slots import check_slots, given_config, sizes
+    from maxtext_overrides.worker_slots import check_slots, given_config, sizes
 
     given, rollouts = given_config(context), context.section.rollouts
     untested = context.section.trainer.options.get("allow_untested") is True

@@ -14,7 +14,7 @@ from tiny_engine import MOE, NEW, TINY, VOCAB, Case, log_softmax, prompts_of
 
 from maxtext_overrides.sampler import buckets, joined_prefill
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from maxtext_overrides.sampler.worker_slots import make_slots
+from maxtext_overrides.worker_slots import make_slots
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve

@@ -17,7 +17,7 @@ import tiny_engine
 from maxtext_overrides.config.memory import abstract_model
 from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from maxtext_overrides.sampler.worker_slots import check_mesh
+from maxtext_overrides.worker_slots import check_mesh
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import SamplingParams
 

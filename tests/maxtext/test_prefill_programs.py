@@ -11,7 +11,7 @@ from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, TINY
 
-from maxtext_overrides.sampler.worker_slots import make_slots
+from maxtext_overrides.worker_slots import make_slots
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve

@@ -17,7 +17,7 @@ from tiny_engine import (
     reference_logprobs,
 )
 
-from maxtext_overrides.sampler import worker_slots
+from maxtext_overrides import worker_slots
 from maxtext_overrides.sampler.decode import Prefill
 from rlax_plugin.base.types import Key, Request, SamplingParams
 from rlax_plugin.config import RlaxSection, Rollouts
