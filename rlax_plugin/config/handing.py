@@ -12,7 +12,7 @@ from typing import Any
 
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.text.secrets import shown_value, stripped
-from rlax_plugin.config.identity import is_local, leaves
+from rlax_plugin.config.identity import QUANTIZATION, is_local, leaves
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.config.yaml_values import check_values
@@ -80,7 +80,8 @@ def for_worker(run: ResolvedConfig, overrides: Sequence[str] = ()) -> ResolvedCo
     arguments = overridden({}, overrides)
     ours = run.with_content(arguments)
     local: dict[str, Any] = {}
-    for key, value in leaves(arguments):
+    # An engine of another name loses the options of the run's, this one too.
+    for key, value in (*leaves(arguments), (QUANTIZATION, None)):
         if is_local(key):
             _put(local, key, value)
         elif (own := _value(ours, key)) != (theirs := _value(run, key)):

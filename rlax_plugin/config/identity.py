@@ -40,6 +40,8 @@ LOCAL = (
     "jax_cache_dir",
     "skip_jax_distributed_system",
 )
+QUANTIZATION = "rlax.rollouts.engine.quantization"
+"""The option of an engine that is not a worker's own: it decides which policy generates."""
 _LOCAL = frozenset(LOCAL)
 _LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
 _NOT_HASHED_BELOW = {
@@ -77,7 +79,8 @@ def host_hash(content: Mapping[str, Any]) -> str:
 def sample_hash(content: Mapping[str, Any]) -> str:
     """Returns 12 hex digits that identify the keys that affect samples, equal for all workers.
 
-    A worker's local keys (see ``config/handing.py``), such as engine, slots and mesh, are left out.
+    A worker's local keys (see ``config/handing.py``), such as engine, slots and mesh, are left out,
+    but not the engine's ``quantization``.
     All of MaxText's other keys are included, since only MaxText knows which of them define the
     model. Secrets are left out too, because workers do not receive them.
     """
@@ -93,7 +96,8 @@ def _samples(key: str) -> bool:
 
 def is_local(key: str) -> bool:
     """True if a worker may set a key for itself: it affects place and speed, but no sample."""
-    return key in _LOCAL or key.startswith(_LOCAL_BELOW) or names_secret(key)
+    own = key in _LOCAL or key.startswith(_LOCAL_BELOW) or names_secret(key)
+    return own and key != QUANTIZATION
 
 
 def _digest(content: Mapping[str, Any]) -> str:

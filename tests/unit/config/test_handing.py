@@ -161,10 +161,28 @@ def test_another_value_of_what_is_the_runs_is_an_error_that_names_the_key(said, 
 
 
 @pytest.mark.parametrize(
+    ("runs", "said", "message"),
+    [
+        ("null", "quantization=int8", "quantization = 'int8': is not set in the run"),
+        ("int8", "quantization=null", "quantization: is int8 in the run"),
+        ("int8", "name=vllm", "quantization: is int8 in the run"),
+    ],
+)
+def test_all_workers_of_a_run_generate_with_the_same_policy(runs, said, message, tmp_path):
+    run = run_of(tmp_path, f"rlax.rollouts.engine.quantization={runs}")
+    with pytest.raises(ConfigError) as rejected:
+        for_worker(run, [f"rlax.rollouts.engine.{said}"])
+    assert str(rejected.value).startswith(f"rlax.rollouts.engine.{message}")
+    same = for_worker(run, [f"rlax.rollouts.engine.quantization={runs}", "rlax.rollouts.slots=4"])
+    assert sample_hash(same.content) == sample_hash(run.content)
+
+
+@pytest.mark.parametrize(
     ("override", "same"),
     [
         ("rlax.rollouts.slots=3", True),
         ("rlax.rollouts.engine.token_s=1", True),
+        ("rlax.rollouts.engine.quantization=int8", False),
         ("rlax.rollouts.groups_per_step=3", True),
         ("rlax.objective.preset=grpo", True),
         ("rlax.deadlines.rpc_s=1", True),
