@@ -33,7 +33,7 @@ class Shop(DatasetSource):
     config: ShopConfig
 
     def rows(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        from transformers.utils import get_json_schema  # takes a second
+        from transformers.utils.chat_template_utils import get_json_schema  # takes a second
 
         random = Random(f"{split} {self.turns}")
         items = UNSEEN if split == "test" else sorted({*ITEMS} - {*UNSEEN})
