@@ -126,7 +126,7 @@ def _verified(
     """
     import jax
 
-    from maxtext_overrides.sampler import layer_major
+    from maxtext_overrides import layer_major
     from maxtext_overrides.sampler.slot_programs import SlotPrograms
     from rlax_plugin.api import fingerprint
 

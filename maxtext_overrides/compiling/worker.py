@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from maxtext_overrides import int8_weights
 from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured, flops_per_token
-from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.sampler.decode import DecodeEngine
 from rlax_plugin.ports.compiling import CompiledProgram
 

@@ -24,12 +24,11 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import adapters
+from maxtext_overrides import adapters, int8_weights
 from maxtext_overrides.config.copies import Held, MeshCopies
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
-from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 

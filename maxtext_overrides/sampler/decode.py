@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_overrides.sampler import buckets, int8_weights, layer_major
+from maxtext_overrides import int8_weights, layer_major
+from maxtext_overrides.sampler import buckets
 from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.kept_contexts import Ended, KeptContexts, Match
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import adapters, tied_head
+from maxtext_overrides import adapters, int8_weights, tied_head
+from maxtext_overrides.int8_weights import Int8
+from maxtext_overrides.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.models import rope_scaling
 from maxtext_overrides.rounding import version_like
-from maxtext_overrides.sampler import int8_weights, joined_prefill, windows
-from maxtext_overrides.sampler.int8_weights import Int8
-from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
+from maxtext_overrides.sampler import joined_prefill, windows
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check

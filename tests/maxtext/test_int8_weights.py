@@ -24,12 +24,11 @@ from tiny_engine import (
     reference_logprobs,
 )
 
-from maxtext_overrides import adapters
+from maxtext_overrides import adapters, int8_weights
 from maxtext_overrides.config.memory import of_decoding
-from maxtext_overrides.sampler import int8_weights
+from maxtext_overrides.int8_weights import Int8
+from maxtext_overrides.layer_major import LayerMajor
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from maxtext_overrides.sampler.int8_weights import Int8
-from maxtext_overrides.sampler.layer_major import LayerMajor
 from rlax_plugin.base.errors import ConfigError, WeightsMismatchError
 from rlax_plugin.base.types import Canary, Key, Request, SamplingParams, WeightVersion
 from rlax_plugin.config import Rollouts

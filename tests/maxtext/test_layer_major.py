@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tiny_engine import NEW, Case, compiled_decoding, prompts_of, reference_logprobs
 
+from maxtext_overrides.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.sampler.decode import Prefill
-from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from rlax_plugin.base.types import SamplingParams
 from rlax_plugin.weights.device_fingerprint import fingerprint
 

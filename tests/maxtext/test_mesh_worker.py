@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tiny_engine
 
+from maxtext_overrides import int8_weights
 from maxtext_overrides.config.memory import abstract_model
-from maxtext_overrides.sampler import int8_weights
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from maxtext_overrides.worker_slots import check_mesh
 from rlax_plugin.base.errors import ConfigError

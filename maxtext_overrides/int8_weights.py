@@ -23,13 +23,13 @@ import numpy as np
 from flax import nnx
 
 from maxtext_overrides.adapters import READ_DIRECTLY, place_of
+from maxtext_overrides.layer_major import LayerMajor
 from maxtext_overrides.rounding import is_cast
-from maxtext_overrides.sampler.layer_major import LayerMajor
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.base.errors import ConfigError
 
-OVERRIDES = BY_MODULE["maxtext_overrides/sampler/int8_weights.py"]
+OVERRIDES = BY_MODULE["maxtext_overrides/int8_weights.py"]
 
 _LARGEST = 127
 
