@@ -23,6 +23,7 @@ from rlax_plugin.config.base import (
     Section,
     SelectionChoice,
     default_parts,
+    distinct_names,
     leaf_fields,
     plain_name,
 )

@@ -225,15 +225,22 @@ class EnvironmentChoice(Choice):
         return {**({"functions": functions} if functions else {}), **(self.model_extra or {})}
 
 
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Returns the names of a list in metrics: one that is listed several times gets its index."""
+    return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+
+
 def check_labels(choices: Sequence[FunctionChoice], key: str) -> None:
     """Checks that metrics can tell what has a label, and functions, from all others of a list.
 
     Raises:
-      ConfigError: a label is given twice, or it or a function has the name of another part.
+      ConfigError: a label is given twice, or it or a function has the name of another part, or
+        the name with an index that metrics use for one of several.
     """
-    names = Counter(choice.metric_name for choice in choices)
+    names = [choice.metric_name for choice in choices]
+    of_all, of_metrics = Counter(names), Counter(distinct_names(names))
     for number, choice in reversed(list(enumerate(choices))):
-        if names[choice.metric_name] == 1:
+        if of_all[choice.metric_name] == 1 and of_metrics[choice.metric_name] == 1:
             continue
         if isinstance(choice, RewardChoice) and choice.label:
             reason = f"is the name of another entry of {key}: metrics could not tell them apart"
@@ -245,6 +252,9 @@ def check_labels(choices: Sequence[FunctionChoice], key: str) -> None:
                 f"label: {choice.metric_name}_{number + 1}}}"
             )
             raise ConfigError(f"{key}.{number}.function", choice.function, reason)
+        if of_all[choice.metric_name] == 1 and isinstance(choice, RewardChoice):
+            reason = f"is the name of another entry of {key} in metrics: give it a label"
+            raise ConfigError(f"{key}.{number}.name", choice.name, reason)
 
 
 class RewardChoice(FunctionChoice):
@@ -289,10 +299,9 @@ class RewardChoice(FunctionChoice):
         return self.label or self.plain_name
 
     def __str__(self) -> str:
-        name = self.label or self.name
         if isinstance(self.weight, Schedule):
-            return f"({self.weight}) * {name}"
-        return name if self.weight == 1 else f"{self.weight:g} * {name}"
+            return f"({self.weight}) * {self.metric_name}"
+        return self.metric_name if self.weight == 1 else f"{self.weight:g} * {self.metric_name}"
 
 
 class SelectionChoice(Choice):

@@ -23,7 +23,7 @@ from rlax_plugin.base.types import (
     group_of,
     staleness_of,
 )
-from rlax_plugin.config import RlaxSection, Schedule
+from rlax_plugin.config import RlaxSection, Schedule, distinct_names
 from rlax_plugin.run.metrics.spans import Span
 from rlax_plugin.run.state import events as ev
 from rlax_plugin.training.objective import diagnostics
@@ -288,8 +288,7 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
         return {}
     if len(section.rewards) < 2 and all(choice.weight == 1 for choice in section.rewards):
         return {}
-    names = [choice.metric_name for choice in section.rewards]
-    names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+    names = distinct_names([choice.metric_name for choice in section.rewards])
     parts = [s.parts for g in scored for s in g.scores if isinstance(s, Score)]
     means = np.mean(parts, axis=0)
     return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}

@@ -28,6 +28,7 @@ from rlax_plugin.config import (
     NonNegativeInt,
     RlaxSection,
     Section,
+    distinct_names,
     last_of,
 )
 from rlax_plugin.config.loading import ResolvedConfig
@@ -326,9 +327,11 @@ def _episode(line: Line, prompt: Prompt, tokens: np.ndarray) -> Episode:
 def document(scored: ScoredFile) -> dict[str, Any]:
     """Returns the scores as a document for JSON."""
     rewards = scored.section.rewards
+    names = distinct_names([one.metric_name for one in rewards])
     return {
         "rewards": [
-            {"name": one.label or one.name, "weight": last_of(one.weight)} for one in rewards
+            {"name": name, "weight": last_of(one.weight)}
+            for name, one in zip(names, rewards, strict=True)
         ],
         "samples": list(_samples(scored)),
         "scored": len(scored.totals),

@@ -77,6 +77,13 @@ def test_rewards_of_one_name_have_labels_which_are_no_options() -> None:
     assert RlaxSection.model_validate(shown) == found
     twice = wrong([{"name": "odd", "label": "even"}, {"name": "even"}])
     assert twice.key == "rlax.rewards.0.label" and "metrics could not tell" in twice.reason
+    several = [{"name": "odd"}, {"name": "odd"}, {"name": "even", "label": "odd_1"}]
+    indexed = wrong(several)  # the second reward `odd` is odd_1 in metrics
+    assert indexed.key == "rlax.rewards.2.label" and indexed.value == "odd_1"
+    assert "metrics could not tell" in indexed.reason
+    assert len(section([*several[:2], {"name": "even", "label": "odd_2"}]).rewards) == 3
+    part = wrong([*several[:2], {"name": "odd_0"}])
+    assert part.key == "rlax.rewards.2.name" and "give it a label" in part.reason
     assert "has the label '', which must be" in wrong([{"name": "even", "label": ""}]).reason
 
 

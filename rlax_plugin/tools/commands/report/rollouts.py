@@ -17,7 +17,7 @@ from rlax_plugin.base.errors import RlaxError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.text.harmless import harmless
 from rlax_plugin.build import build_part
-from rlax_plugin.config import RlaxSection, plain_name
+from rlax_plugin.config import RlaxSection, distinct_names, plain_name
 from rlax_plugin.config.environments import completed
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
@@ -177,12 +177,17 @@ def _runs(versions: np.ndarray) -> list[int]:
 
 def reward_names(run: RunData) -> list[str]:
     """Returns the names in ``rlax.rewards``, in order, with the weight if it is not 1."""
-    rewards = (run.config.get("rlax") or {}).get("rewards") or []
+    listed = (run.config.get("rlax") or {}).get("rewards") or []
+    rewards = [one for one in listed if isinstance(one, dict)]
+    names = distinct_names(
+        [
+            str(one.get("label") or plain_name(str(one.get("name") or one.get("function"))))
+            for one in rewards
+        ]
+    )
     return [
-        str(one.get("label") or plain_name(str(one.get("name") or one.get("function"))))
-        + (f", weight {weight}" if (weight := one.get("weight", 1)) != 1 else "")
-        for one in rewards
-        if isinstance(one, dict)
+        name + (f", weight {weight}" if (weight := one.get("weight", 1)) != 1 else "")
+        for name, one in zip(names, rewards, strict=True)
     ]
 
 

@@ -337,9 +337,11 @@ def test_rewards_of_a_sample_are_named_as_in_metrics():
         {"name": "plugin:numeric"},
         {"function": "rewards.py:brief", "weight": 0.1},
         {"name": "format", "label": "worked", "weight": 0},
+        {"name": "numeric", "weight": 2},
     ]
     run = RunData("a", "a", config={"rlax": {"rewards": rewards}})
-    assert reward_names(run) == ["numeric", "brief, weight 0.1", "worked, weight 0"]
+    of_it = ["numeric_0", "brief, weight 0.1", "worked, weight 0", "numeric_3, weight 2"]
+    assert reward_names(run) == of_it
 
 
 def repeated(name: str, seed: int, rate: float, rewards: list[float], **more) -> RunData:
