@@ -24,14 +24,16 @@ def _check_start(config: JetstreamConfig, context: BuildContext) -> None:
             f"the activations in each forward pass. Set {key}: int8, for 8 bits in memory"
         )
         raise ConfigError("rlax.rollouts.engine.maxtext.quantization", there, reason)
-    if name is None or context.section.objective.allow_uncorrected:
+    section = context.section
+    if name is None or section.trains_on_log or section.objective.allow_uncorrected:
         return
-    if not corrects_sampler(resolve(context.section, context.part)):
+    if not corrects_sampler(resolve(section, context.part)):
         reason = (
             "needs an objective that corrects for another policy, which the quantised one is: set "
             "rlax.objective.old_policy: proximal with corrections: [{name: "
             "truncated_importance_sampling}] or [{name: icepop}], or use preset aipo; "
-            "rlax.objective.allow_uncorrected: true switches this check off"
+            "rlax.objective.allow_uncorrected: true switches this check off, also for rlax eval, "
+            "where nothing is trained"
         )
         raise ConfigError(key, name, reason)
 
@@ -39,7 +41,7 @@ def _check_start(config: JetstreamConfig, context: BuildContext) -> None:
 def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
     from rlax_jetstream.engine import JetstreamEngine
 
-    _check_start(config, context)  # a worker may have options that the run's config lacks
+    _check_start(config, context)  # a worker may have MaxText keys that the run's config lacks
 
     def make_slots():
         # Importing MaxText takes 12 s; the engine calls this on its own thread.

@@ -15,8 +15,9 @@ TIS = {"old_policy": "proximal", "corrections": [{"name": "truncated_importance_
 KEY = "rlax.rollouts.engine"
 
 
-def check(engine, **objective):
+def check(engine, builds=False, logged_samples=None, **objective):
     section = RlaxSection(
+        logged_samples=logged_samples or {},
         plugins=("rlax_jetstream", "rlax_objectives"),
         prompt_source={"name": "none"},
         rewards=({"name": "none"},),
@@ -25,7 +26,8 @@ def check(engine, **objective):
     )
     context = BuildContext.outside_run(section)
     choice = section.rollouts.engine
-    registry_for(section).check_part("rollout_engine", choice, KEY, context)
+    registry = registry_for(section)
+    (registry.part if builds else registry.check_part)("rollout_engine", choice, KEY, context)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ def test_quantised_workers_need_an_objective_that_corrects(objective):
     assert (error.value.key, error.value.value) == (f"{KEY}.quantization", "int8")
     assert "old_policy: proximal with corrections" in str(error.value)
     check({"quantization": "int8"}, allow_uncorrected=True)
+    check({"quantization": "int8"}, logged_samples={"path": "log.parquet"})  # they only evaluate
     check({})
 
 
