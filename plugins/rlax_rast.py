@@ -48,8 +48,7 @@ class RastConfig(SlotsConfig):
     """Guides a run's model by what RL has changed in a smaller one; only to evaluate and serve."""
 
     after: PathText = Field(
-        description="run of the smaller model after RL: RUN for its newest weight version, or "
-        "RUN@VERSION",
+        description="weight version of the smaller model after RL, as RUN@VERSION",
     )
     before: PathText = Field(
         description="the smaller model before RL, in the same way; it may be another run's version",

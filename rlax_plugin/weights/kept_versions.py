@@ -172,15 +172,7 @@ def kept_version(
       WeightsUnreadableError: the weights no longer exist.
       WeightsError: the run's list of them is damaged.
     """
-    kept: dict[int, WeightVersion] = {}
-    if there := files.exists(_LIST):
-        text = files.get(_LIST).decode(errors="replace")
-        listed = versions_from_json(text, files.location(_LIST))
-        kept = {version.version: version for version in listed.versions}
-    if not kept:
-        left = " left" if there else ""
-        reason = f"has no weight versions{left}: {otherwise}"
-        raise ConfigError("RUN", files.url, reason)
+    kept = kept_versions(files, otherwise)
     if number is None:
         number = max(kept)
     if number not in kept:
@@ -193,6 +185,20 @@ def kept_version(
         )
     native = replace(kept[number], converted=())
     return _placed(native, lambda path: _found(files, number, path))
+
+
+def kept_versions(files: RunFiles, otherwise: str) -> dict[int, WeightVersion]:
+    """The versions that a run lists, one at least, by number; raises as ``kept_version``."""
+    kept: dict[int, WeightVersion] = {}
+    if there := files.exists(_LIST):
+        text = files.get(_LIST).decode(errors="replace")
+        listed = versions_from_json(text, files.location(_LIST))
+        kept = {version.version: version for version in listed.versions}
+    if not kept:
+        left = " left" if there else ""
+        reason = f"has no weight versions{left}: {otherwise}"
+        raise ConfigError("RUN", files.url, reason)
+    return kept
 
 
 def _found(files: RunFiles, number: int, path: str) -> str:

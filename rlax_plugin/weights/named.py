@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass
 
-from rlax_plugin.base.errors import ConfigError
+from rlax_plugin.base.errors import ConfigError, RlaxError
 from rlax_plugin.base.files.run_files import CONFIG, RunFiles
 from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml
-from rlax_plugin.weights.kept_versions import kept_version
+from rlax_plugin.weights.kept_versions import kept_version, kept_versions
 
+_NUMBER = re.compile("[0-9]{1,10}")
 _FIRST_ALONE = "make a run of the weights that training starts from, with steps=0"
 
 
@@ -54,7 +56,7 @@ def find_target(text: str, version: int | None, step: int | None, *, also: str =
         run, at, number = text.rpartition("@")
         if posixpath.basename(parent) == "checkpoints":
             target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name, typed)
-        elif at and number.isdigit() and version is None:
+        elif at and _NUMBER.fullmatch(number) and version is None:
             target = Target(RunFiles(run), int(number), step, typed=typed)
         else:
             target = Target(RunFiles(text), typed=typed)
@@ -76,23 +78,32 @@ def find_target(text: str, version: int | None, step: int | None, *, also: str =
 def kept_weights(text: str, key: str) -> tuple[ResolvedConfig, WeightVersion]:
     """Returns the config of a run that has ended, and a weight version that it has kept.
 
+    The newest version cannot be asked for: processes that start at different times, or again, would
+    get different ones of a run that still trains.
+
     Args:
-      text: ``RUN``, for its newest version, or ``RUN@VERSION``.
+      text: ``RUN@VERSION``.
       key: dotted config key that has this text, for errors.
 
     Raises:
-      ConfigError: there is no such run or version, or its config is no longer valid.
-      WeightsError: the run's list of versions is damaged, or the version's bytes are gone.
+      ConfigError: there is no such run or version, its config is no longer valid, the list of its
+        versions is damaged, or the version's bytes are gone.
     """
     try:
         target = find_target(text, None, None)
         if target.is_checkpoint:
-            reason = "is a checkpoint, which only a trainer can read: give RUN or RUN@VERSION"
+            reason = "is a checkpoint, which only a trainer can read: give RUN@VERSION"
             raise ConfigError(key, text, reason)
+        if target.version is None:
+            kept = ", ".join(map(str, kept_versions(target.run, _FIRST_ALONE)))
+            raise ConfigError(key, text, f"must be RUN@VERSION; the run keeps {kept}")
         version = kept_version(target.run, target.version, _FIRST_ALONE)
+        content = target.run.get(CONFIG)
     except ConfigError as error:
         raise ConfigError(key, text, error.reason) from None
+    except RlaxError as error:
+        raise ConfigError(key, text, str(error)) from error
     try:
-        return of_yaml(target.run.get(CONFIG), target.run.location(CONFIG)), version
+        return of_yaml(content, target.run.location(CONFIG)), version
     except ConfigError as error:
         raise ConfigError(key, text, f"has a config that is no longer valid: {error}") from error

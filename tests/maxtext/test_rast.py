@@ -163,7 +163,7 @@ class Runs:
 
     def engine(self, **options):
         """The engine of a worker of the larger run."""
-        where = {name: str(self.directory / name) for name in ("after", "before")}
+        where = {name: f"{self.directory / name}@0" for name in ("after", "before")}
         choice = json.dumps({"name": "rast", "warm_up": False, **where, **options})
         files = RunFiles(self.directory / "large")
         overrides = (f"rlax.rollouts.engine={choice}", "rlax.plugins=[rlax_rast]")
@@ -218,9 +218,13 @@ async def test_a_smaller_models_weights_must_be_the_published_ones(runs):
         ("none", {}, "must be a run directory"),
         ("before@7", {}, "does not exist; available: 0"),
         ("before/checkpoints/0", {}, "is a checkpoint, which only a trainer can read"),
-        ("before", {"rlax.rollouts.max_new_tokens": 6}, "has rlax.rollouts.max_new_tokens 6, and"),
-        ("before", {"vocab_size": 64}, "has vocab_size 64, and must have 32"),
-        ("before", {"tokenizer_path": "tokenizer"}, "must have the tokenizer of this run: id"),
+        (
+            "before@0",
+            {"rlax.rollouts.max_new_tokens": 6},
+            "has rlax.rollouts.max_new_tokens 6, and",
+        ),
+        ("before@0", {"vocab_size": 64}, "has vocab_size 64, and must have 32"),
+        ("before@0", {"tokenizer_path": "tokenizer"}, "must have the tokenizer of this run: id"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(runs, option, keys, error, tmp_path):
@@ -245,7 +249,7 @@ def test_training_is_refused(runs):
 
 
 def test_rlax_eval_measures_it(runs):
-    where = f"after: {runs.directory}/after, before: {runs.directory}/before@0"
+    where = f"after: {runs.directory}/after@0, before: {runs.directory}/before@0"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "rlax_plugin", "eval", "large", "--json"),
