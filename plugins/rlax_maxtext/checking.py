@@ -387,8 +387,8 @@ def _warnings(
         yield (
             "rlax.weights.dtype",
             f"is bfloat16, but the trainer computes in {arithmetic}: it sees small updates that "
-            "rounding removes from the weights of workers, so their log-probs differ; set dtype to "
-            "bfloat16, with which both compute with rounded weights",
+            "rounding removes from the weights of workers, so their log-probs differ; set it to "
+            "model, or dtype to bfloat16, with which both compute with rounded weights",
         )
     length = config.trainable_position_size
     if 0 < length < section.sequence_tokens:
