@@ -83,7 +83,7 @@ _PACKING = Lines(
     (("batch/packing_efficiency", "filled with tokens"),), scale=100,
 )  # fmt: skip
 
-_REWARD_PART, _ENDED = "reward_part/", "episode_ended/"
+_REWARD_PART, ENDED = "reward_part/", "episode_ended/"
 # Beginnings of the names of other metrics, by section.
 _OBJECTIVE = ("objective/", "demonstrations/", "schedule/", "learning/", "logprob_gap/")
 _ROLLOUTS = ("reward/", "reward_metric/", "curation/", "length/", "episode/", "batch/")
@@ -93,7 +93,7 @@ _MACHINE = "machine/"
 """Metrics are named ``machine/<processes>_<figure>``; no first part has an underscore."""
 # With intervals, or several in one chart.
 _ENVIRONMENT = "environment_"  # the name of one of several follows, and a figure
-_TOGETHER = ("evaluation", _REWARD_PART, _ENDED, _MACHINE, _ENVIRONMENT)
+_TOGETHER = ("evaluation", _REWARD_PART, ENDED, _MACHINE, _ENVIRONMENT)
 _MOST_OTHERS = 100  # charts of a section: plug-ins may invent names
 _SHOWN_ELSEWHERE = {
     metric
@@ -196,12 +196,12 @@ def _reward_parts(runs: Sequence[RunData]) -> list[Chart | None]:
 
 def _endings(runs: Sequence[RunData]) -> Chart | None:
     """Returns a chart of how samples and requests ended, if any did not simply end."""
-    names = sorted({n for run in runs for n in run.metrics if n.startswith(_ENDED)})
-    pairs = tuple((name, name.removeprefix(_ENDED)) for name in names)
+    names = sorted({n for run in runs for n in run.metrics if n.startswith(ENDED)})
+    pairs = tuple((name, name.removeprefix(ENDED)) for name in names)
     caption = "By status; docs/endings.md says who can have caused it, and what trains."
     title = "How samples and requests ended"
     lines = Lines("endings", title, "per step", pairs, caption, counts=True)
-    return chart(lines, runs) if set(names) - {f"{_ENDED}{Ending.DONE}"} else None
+    return chart(lines, runs) if set(names) - {f"{ENDED}{Ending.DONE}"} else None
 
 
 def _gap_by_depth(runs: Sequence[RunData]) -> Chart | None:
@@ -301,6 +301,9 @@ _PHASES = (
 )
 
 
+_INTERVALS = "95 % intervals over the choice of problems"
+
+
 def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
     """Yields charts per held-out set: figures with intervals over the measured weight versions."""
     several = len(runs) > 1
@@ -324,9 +327,11 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
                     figure.add_trace(_with_intervals(found, name, label, look, percent, number))
         if family == SOLVED:
             figure.update_yaxes(rangemode="tozero")
-        caption = "Bars are 95 % intervals over the choice of problems."
-        if any(run.ranges for run in runs):
-            caption = "Points are means of runs, bars their range."
+        caption = f"Bars are {_INTERVALS}."
+        of_several = {bool(run.ranges) for run, found in zip(runs, of_runs, strict=True) if found}
+        if True in of_several:
+            alone = f"; of one run alone, {_INTERVALS}" if False in of_several else ""
+            caption = f"Points are means of runs, bars their range{alone}."
         title = f"Held out, {held_out}: {what}"
         yield Chart(f"evaluation-{held_out}-{family}", title, caption, figure)
 

@@ -11,9 +11,11 @@ import numpy as np
 from rlax_plugin.base.errors import ConfigError, alternatives
 from rlax_plugin.config.identity import leaves
 from rlax_plugin.run.evaluation.statistics import Estimate
+from rlax_plugin.tools.commands.report.charts import ENDED
 from rlax_plugin.tools.commands.report.evaluations import Measured
 from rlax_plugin.tools.commands.report.page import config_differences
 from rlax_plugin.tools.commands.report.run import RunData
+from rlax_plugin.tools.commands.report.series import column
 
 
 def repeats(runs: Sequence[RunData], key: str) -> list[RunData]:
@@ -27,19 +29,20 @@ def repeats(runs: Sequence[RunData], key: str) -> list[RunData]:
     Raises:
       ConfigError: a run has no such key.
     """
-    found: dict[str, list[RunData]] = {}
+    found: dict[tuple[bool, float, str], tuple[str, list[RunData]]] = {}
     for run in runs:
         config: dict[str, Any] = dict(leaves(run.config))
         if key not in config:
             differing = alternatives(key, (name for name, _ in config_differences(runs)))
             reason = f"is no key of the config of {run.name}; of those that differ, {differing}"
             raise ConfigError("--by", key, reason)
-        found.setdefault(str(config[key]), []).append(run)
+        value = str(config[key])
+        found.setdefault(_place(value), (value, []))[1].append(run)  # 1 and 1.0 are one
     last = key.rpartition(".")[2]
     numbers = {1: "one run"}
     return [
         _mean(f"{last} {value}, {numbers.get(len(some), f'{len(some)} runs')}", some)
-        for value, some in sorted(found.items(), key=lambda item: _place(item[0]))
+        for _, (value, some) in sorted(found.items())
     ]
 
 
@@ -54,10 +57,13 @@ def _mean(name: str, runs: Sequence[RunData]) -> RunData:
     steps = sorted(set.intersection(*(set(run.steps) for run in runs)))
     made = RunData(name, "", metrics={"step": steps}, ranges={})
     for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):
-        if metric == "step" or not all(metric in run.metrics for run in runs):
+        counted = metric.startswith(ENDED)  # a step, or a run, without a value has counted none
+        if metric == "step" or not (counted or all(metric in run.metrics for run in runs)):
             continue
-        of_runs = [dict(zip(run.steps, run.metrics[metric], strict=True)) for run in runs]
-        values_rs = np.array([[values[step] for step in steps] for values in of_runs], np.float64)
+        of_runs = [dict(zip(run.steps, column(run, metric).tolist(), strict=True)) for run in runs]
+        values_rs = np.array([[values[step] for step in steps] for values in of_runs])
+        if counted:
+            values_rs = np.nan_to_num(values_rs)
         made.metrics[metric] = values_rs.mean(axis=0).tolist()
         if len(runs) > 1:
             made.ranges[metric] = (values_rs.min(axis=0), values_rs.max(axis=0))

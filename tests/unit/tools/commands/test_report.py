@@ -356,7 +356,7 @@ def test_runs_with_the_same_value_of_a_key_are_one_line_with_their_range():
 
     runs = [
         repeated("a", 0, 1e-3, [0.25, np.nan, 0.5], measured=(solved(0.5),)),
-        repeated("c", 0, 5e-4, [0.75, 0.5]),
+        repeated("c", 0, 5e-4, [0.75, 0.5], measured=(solved(0.25),)),
         repeated("b", 1, 1e-3, [0.75, 0.5], measured=(solved(0.75),)),
     ]
     few, mean = repeats(runs, "learning_rate")
@@ -368,10 +368,28 @@ def test_runs_with_the_same_value_of_a_key_are_one_line_with_their_range():
     area, line = found["reward"].figure.data[1:]
     assert (list(area.x), list(area.y)) == ([1, 1], [0.75, 0.25]) and area.fillcolor == COLOURS[1]
     assert line.y[0] == 0.5 and "areas their range" in found["reward"].caption
-    (point,) = found["evaluation-test-problems solved"].figure.data[1:]
+    alone, point = found["evaluation-test-problems solved"].figure.data[1:]
+    assert (alone.y[0], alone.error_y.array[0], alone.error_y.arrayminus[0]) == (25, 75, 25)
     assert (point.y[0], point.error_y.array[0], point.error_y.arrayminus[0]) == (62.5, 12.5, 12.5)
+    caption = found["evaluation-test-problems solved"].caption
+    assert caption.startswith("Points are means of runs, bars their range; of one run alone, 95 %")
+    (one,) = repeats([repeated("a", 0, 1, [0.5]), repeated("b", 1, 1.0, [0.75])], "learning_rate")
+    assert one.name == "learning_rate 1, 2 runs" and one.metrics["reward/mean"] == [0.625]
     with pytest.raises(ConfigError, match=r"--by = 'rlax\.sed': .* did you mean 'rlax\.seed'"):
         repeats(runs, "rlax.sed")
+
+
+def test_a_step_or_a_run_without_a_count_has_counted_none_in_the_mean_of_runs():
+    runs = [repeated(name, seed, 1e-3, [0.5] * 3) for seed, name in enumerate("ab")]
+    runs[0].metrics |= {"episode_ended/late": [4, np.nan, 2]}
+    runs[1].metrics |= {"episode_ended/late": [4, 6, np.nan], "episode_ended/lost": [2, 0, 2]}
+    (mean,) = repeats(runs, "learning_rate")
+    assert mean.metrics["episode_ended/late"] == [4, 3, 1]
+    assert mean.metrics["episode_ended/lost"] == [1, 0, 1]
+    low, high = mean.ranges["episode_ended/late"]
+    assert (low.tolist(), high.tolist()) == ([4, 0, 0], [4, 6, 2])
+    found = {c.key: c for s in charts.sections([mean]) for c in s.charts}
+    assert {(4, 3, 1), (1, 0, 1)} <= {tuple(line.y) for line in found["endings"].figure.data}
 
 
 def test_a_page_of_more_runs_than_colours_has_a_column_for_each_and_one_line(files, tmp_path):
