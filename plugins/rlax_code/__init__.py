@@ -25,7 +25,7 @@ def _check_start(config: PythonTestsConfig, context: BuildContext) -> None:
     Raises:
       ConfigError: the sandbox lacks a layer, or a completion's tests may take too long.
     """
-    key, reward_s = _key(context), context.section.deadlines.reward_s
+    key, reward_s = _key(config, context), context.section.deadlines.reward_s
     if config.sample_s >= reward_s:
         raise ConfigError(
             f"{key}.sample_s",
@@ -47,14 +47,16 @@ def _check(config: PythonTestsConfig, context: BuildContext) -> CheckResult:
     warnings = []
     if refusal := offer.refusal():
         says["missing"] = "; ".join(f"{name}: {why}" for name, why in offer.missing.items())
-        warnings.append((f"{_key(context)}.allow_weak", f"is true, and {refusal}"))
+        warnings.append((f"{_key(config, context)}.allow_weak", f"is true, and {refusal}"))
     return CheckResult(says=says, warnings=warnings)
 
 
-def _key(context: BuildContext) -> str:
-    """Returns the key of the first such reward, as the options do not tell their own position."""
-    names = [choice.plain_name for choice in context.section.rewards]
-    return f"rlax.rewards.{names.index(_NAME)}" if _NAME in names else "rlax.rewards"
+def _key(config: PythonTestsConfig, context: BuildContext) -> str:
+    """Returns the key of the reward with these options, which do not tell their own position."""
+    for number, choice in enumerate(context.section.rewards):
+        if choice.plain_name == _NAME and PythonTestsConfig(**choice.options) == config:
+            return f"rlax.rewards.{number}"
+    return "rlax.rewards"
 
 
 @hookimpl

@@ -47,9 +47,14 @@ def check_budget(config: CpuBudget, context: BuildContext, name: str) -> None:
     """
     most = context.section.deadlines.reward_s / _LARGEST_SHARE
     if config.cpu_s is not None and config.cpu_s > most:
-        names = [choice.plain_name for choice in context.section.rewards]
-        # The options alone do not say where they stand; it is the first one of that name.
-        key = f"rlax.rewards.{names.index(name)}" if name in names else "rlax.rewards"
+        # The options alone do not say where they stand; others of this name may be listed.
+        found = (
+            number
+            for number, choice in enumerate(context.section.rewards)
+            if choice.plain_name == name and choice.options.get("cpu_s") == config.cpu_s
+        )
+        number = next(found, None)
+        key = "rlax.rewards" if number is None else f"rlax.rewards.{number}"
         reason = (
             f"must be at most {most:g}, half of rlax.deadlines.reward_s: a sample that meets that "
             "deadline is unscored, and an answer that takes long should be wrong instead"

@@ -146,10 +146,10 @@ def test_a_comparing_process_that_is_killed_from_outside_is_no_wrong_answer(shor
 
 def test_a_budget_must_leave_time_of_the_deadline():
     check = rlax_rewards.rlax_register_reward()["math_verify"].check_start
-    chosen = [{"name": "x"}, {"name": "math_verify", "cpu_s": 6.0}]
+    chosen = [{"name": "x"}, {"name": "math_verify"}, {"name": "math_verify", "cpu_s": 6.0}]
     context = BuildContext(Path(), 0, section_with(rewards=chosen))
     check(MathVerifyConfig(cpu_s=5.0), context)
-    with pytest.raises(ConfigError, match=r"rlax.rewards.1.cpu_s = 6.0: must be at most 5, half"):
+    with pytest.raises(ConfigError, match=r"rlax.rewards.2.cpu_s = 6.0: must be at most 5, half"):
         check(MathVerifyConfig(cpu_s=6.0), context)
 
 

@@ -7,11 +7,13 @@ from unittest.mock import patch
 
 import psutil
 import pytest
+import rlax_code
 from command_line import rlax
 from reward_pools import section, with_pool
+from sections import section_with
 from waiting import eventually
 
-from rlax_plugin.api import Episode, Score, sandbox_layers
+from rlax_plugin.api import BuildContext, ConfigError, Episode, Score, sandbox_layers
 from rlax_plugin.reward.pool import RewardPool
 from rlax_plugin.reward.sandbox.layers import Offer
 from rlax_plugin.testing import make_prompt
@@ -48,6 +50,17 @@ def test_a_run_does_not_start_with_fewer_layers() -> None:
     assert document["words"]["rlax.rewards.1"]["missing"] == "landlock: no such call"
     warnings = {one["key"]: one["text"] for one in document["warnings"]}
     assert "is true, and this machine lacks" in warnings["rlax.rewards.1.allow_weak"]
+
+
+def test_of_several_the_one_that_is_wrong_is_named() -> None:
+    choices = [{"name": "python_tests", "allow_weak": True}, {"name": "python_tests", "test_s": 3}]
+    context = BuildContext(Path(), 0, section_with(rewards=choices))
+    offered = rlax_code.rlax_register_reward()["python_tests"]
+    with (
+        patch("rlax_code.sandbox_layers", return_value=LACKING),
+        pytest.raises(ConfigError, match=r"rlax\.rewards\.1\.allow_weak = False"),
+    ):
+        offered.check_start(offered.config_class(test_s=3), context)
 
 
 def test_times_that_contradict_each_other_are_refused() -> None:
