@@ -7,7 +7,7 @@ prompts are read.
 from __future__ import annotations
 
 from rlax_arithmetic.reward import ExactAnswer
-from rlax_arithmetic.source import ArithmeticConfig, ArithmeticSource
+from rlax_arithmetic.source import ArithmeticConfig, ArithmeticSource, check_start
 from rlax_plugin.api import BuildContext, Extension, NoOptions, hookimpl
 
 __all__ = ["ArithmeticConfig", "ArithmeticSource", "ExactAnswer"]
@@ -27,7 +27,7 @@ def _build_reward(config: ExactAnswerConfig, context: BuildContext) -> ExactAnsw
 
 @hookimpl
 def rlax_register_prompt_source() -> dict[str, Extension]:
-    return {"arithmetic": Extension(ArithmeticConfig, _build_source)}
+    return {"arithmetic": Extension(ArithmeticConfig, _build_source, check_start=check_start)}
 
 
 @hookimpl

@@ -14,6 +14,7 @@ from pydantic import Field
 from rlax_arithmetic import tokenizer
 from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
 from rlax_plugin.api import (
+    BuildContext,
     ConfigError,
     PathText,
     PositiveInt,
@@ -54,9 +55,10 @@ class ArithmeticConfig(Section):
     )
     worked: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0,
-        description="share of the problems whose right answer in a warm start has its digits from "
-        "the units up before it, such as 64=46. Those of a smaller share are among those of a "
-        "larger one",
+        description="share of the problems whose right answer in demonstrations (a warm start, "
+        "rlax.objective.guidance) has its digits from the units up before it, such as 64=46. "
+        "Those of a smaller share are among those of a larger one. The warm start's pass@1 is the "
+        "probability of the one answer that is shown, though another form is right as well",
     )
     data_dir: PathText = Field(
         "", description="directory of the dataset; empty: a directory in the user's cache directory"
@@ -86,6 +88,23 @@ class ArithmeticConfig(Section):
                 f"the {self.problem_set.total} problems of {self.digits} digit(s) is left to train "
                 "on",
             )
+
+
+def check_start(config: ArithmeticConfig, context: BuildContext) -> None:
+    """Checks that demonstrations show worked answers, as longer ones than samples are left out.
+
+    Raises:
+      ConfigError: samples are shorter than the longest worked answer.
+    """
+    most = context.section.rollouts.max_new_tokens
+    digits = config.digits + 1 if config.operation == "add" else 2 * config.digits
+    longest = 2 * digits + 2  # its digits twice, the = between them and the end token
+    if config.worked and most < longest:
+        reason = (
+            f"must be at least {longest}, the tokens of the longest right answer of the prompt "
+            f"source arithmetic with worked = {config.worked:g}: longer ones are not demonstrated"
+        )
+        raise ConfigError("rlax.rollouts.max_new_tokens", most, reason)
 
 
 class ArithmeticSource(PromptSource):
@@ -137,7 +156,7 @@ class ArithmeticSource(PromptSource):
         return tokenizer.encode(text)
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
-        """Returns the right completion, int32 [answer_length + 1], the end token included."""
+        """Returns the right completion, the end token included, int32 [tokens]."""
         answer = prompt.reference
         # Of the id, a hash of the question: the same problems in every run.
         if int(prompt.id[:8], 16) < self._worked * 2**32:

@@ -15,7 +15,9 @@ from plugin_parts import built
 from pydantic import ValidationError
 from rlax_arithmetic import dataset, tokenizer
 from rlax_arithmetic.problems import SPLITS, ProblemSet, operands
+from sections import section_with
 
+from rlax_plugin.api import BuildContext
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import Prompt
 from rlax_plugin.config.loading import resolve
@@ -163,6 +165,28 @@ def test_config_errors_name_the_key(task):
         source(Path(), digits=4)
     with pytest.raises(ConfigError, match="did you mean 'validation'"):
         task.prompts("valid")
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [({"worked": 0.5}, 8), ({"worked": 0.1, "operation": "multiply"}, 10), ({"worked": 0.0}, 1)],
+)
+def test_a_worked_answer_that_no_sample_could_have_is_refused(options, longest):
+    """A warm start would silently train direct answers alone."""
+    offered = rlax_arithmetic.rlax_register_prompt_source()["arithmetic"]
+
+    def check(most):
+        section = section_with(rollouts={"max_new_tokens": most})
+        context = BuildContext(run_dir=Path("unused"), seed=0, section=section)
+        offered.check_start(offered.config_class(**options), context)
+
+    check(longest)
+    if longest > 1:
+        reason = (
+            rf"rlax\.rollouts\.max_new_tokens = {longest - 1}: must be at least {longest}, .*worked"
+        )
+        with pytest.raises(ConfigError, match=reason):
+            check(longest - 1)
 
 
 # Tokenizer.
