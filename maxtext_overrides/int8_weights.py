@@ -65,7 +65,8 @@ def kernels(model: Any, config: Any) -> dict[str, tuple[int, ...]]:
       config: MaxText's.
 
     Raises:
-      ConfigError: MaxText itself quantises the model, or most of it are experts.
+      ConfigError: MaxText itself quantises the model, most of it are experts, or it has no such
+        matrix.
       OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, config.allow_untested)
@@ -90,6 +91,8 @@ def kernels(model: Any, config: Any) -> dict[str, tuple[int, ...]]:
         if len(axes) > len(module.in_features_shape) + len(module.out_features_shape):
             axes.pop(config.param_scan_axis)  # that of the layers
         found[kernel] = tuple(axes[: len(module.in_features_shape)])
+    if not found:
+        raise ConfigError(key, name, "must be null: it matches no matrix of this model")
     return found
 
 

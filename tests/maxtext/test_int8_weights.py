@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from memory_store import Memory, prompt_of
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
@@ -192,6 +193,7 @@ def test_the_memory_is_that_of_int8_matrices_beside_a_whole_new_version():
     [
         ({"quantization": "int8"}, "quantization = 'int8': must be empty with"),
         ({"num_experts": 4}, "must be null with num_experts = 4"),
+        ({}, "must be null: it matches no matrix"),
     ],
 )
 def test_models_that_it_would_not_quantise_as_said_are_rejected(keys, says):
@@ -199,4 +201,4 @@ def test_models_that_it_would_not_quantise_as_said_are_rejected(keys, says):
         **{"quantization": "", "num_experts": 1, "allow_untested": False} | keys
     )
     with pytest.raises(ConfigError, match=says):
-        int8_weights.kernels(None, config)
+        int8_weights.kernels(nnx.Module(), config)
