@@ -22,10 +22,10 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.types import SamplingParams
 
 TOKENS = np.arange(2, 11, dtype=np.int32)
-# Of groups of two samples.
 KERNELS = [
     f"decoder.layers_{layer}.mlp.{name}.kernel" for layer in (0, 1) for name in ("wi_0", "wo")
 ]
+# Of groups of two samples.
 SETTINGS = ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8})
 
 

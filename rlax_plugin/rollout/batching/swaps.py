@@ -108,7 +108,7 @@ class Swaps:
         """
         forget()
         decoded, arrays = None, swap.loaded.arrays
-        assert isinstance(arrays, dict)  # in place: who verifies scores with what it converts to
+        assert isinstance(arrays, dict)  # changed in place: the verifier scores with these
         try:
             slots.convert(arrays)
             if swap.greedy is not None:
