@@ -24,8 +24,17 @@ def _check_start(config: JetstreamConfig, context: BuildContext) -> None:
             f"the activations in each forward pass. Set {key}: int8, for 8 bits in memory"
         )
         raise ConfigError("rlax.rollouts.engine.maxtext.quantization", there, reason)
+    if name is None:
+        return
+    # Those of a base file or of model_name are checked with MaxText's config (``int8_weights``).
+    keys = {**context.maxtext, **config.maxtext}
+    if there := keys.get("quantization"):
+        raise ConfigError("quantization", there, f"must be empty with {key}: {name}")
+    if isinstance(experts := keys.get("num_experts"), int) and experts > 1:
+        reason = f"must be null with num_experts = {experts}: experts stay as they are"
+        raise ConfigError(key, name, reason)
     section = context.section
-    if name is None or section.trains_on_log or section.objective.allow_uncorrected:
+    if section.trains_on_log or section.objective.allow_uncorrected:
         return
     if not corrects_sampler(resolve(section, context.part)):
         reason = (

@@ -1,6 +1,7 @@
 """When ``rlax.rollouts.engine.quantization`` is refused, before a model is loaded."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,27 @@ def test_maxtexts_own_key_and_other_formats_are_refused_by_name():
     ) as error:
         check({"maxtext": {"quantization": "int8"}}, **TIS)
     assert error.value.key == f"{KEY}.maxtext.quantization"
+    with pytest.raises(ConfigError, match="must not be set"):  # a worker has keys of its own
+        check({"maxtext": {"quantization": "int8"}}, builds=True, **TIS)
     with pytest.raises(ConfigError, match="'int8'"):
         check({"quantization": "nvfp4"}, **TIS)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"num_experts": 4}, r"must be null with num_experts = 4"),
+        ({"quantization": "int8"}, r"^quantization = 'int8': must be empty with rlax"),
+    ],
+)
+def test_keys_with_which_nothing_could_be_quantised_are_refused_at_the_start(keys, says):
+    maxtext = "".join(f"{key}: {value}\n" for key, value in keys.items()).encode()
+    for engine in ("int8", "null"):
+        config = of_yaml(maxtext + KEPT.replace(b"int8", engine.encode()), "config.yml")
+        context = BuildContext.outside_run(config.section, config)
+        choice = config.section.rollouts.engine
+        with pytest.raises(ConfigError, match=says) if engine == "int8" else nullcontext():
+            registry_for(config.section).check_part("rollout_engine", choice, KEY, context)
 
 
 KEPT = b"""
@@ -59,6 +79,7 @@ rlax:
   prompt_source: {name: none}
   rewards: [{name: none}]
   rollouts: {engine: {name: jetstream, quantization: int8, warm_up: false}}
+  objective: {preset: aipo}
 """
 
 
