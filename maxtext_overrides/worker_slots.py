@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -73,10 +74,11 @@ def worker_config(
     check_slots(context.section.rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context, config, devices) | config.maxtext
     check_mesh({**own.maxtext, **overrides}, devices)
-    if of is not None:
-        keys = filter(is_local, {**of.maxtext, **own.maxtext})
-        overrides = {key: own.maxtext.get(key, default_of(key)) for key in keys} | overrides
-    return load(of or own, **overrides)
+    if of is None:
+        return load(own, **overrides)
+    keys = {key: value for key, value in of.maxtext.items() if not is_local(key)}
+    keys |= {key: value for key, value in own.maxtext.items() if is_local(key)}
+    return load(replace(of, maxtext=keys), **overrides)
 
 
 def check_mesh(keys: Mapping[str, Any], devices: int) -> None:

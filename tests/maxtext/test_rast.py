@@ -16,12 +16,14 @@ from tiny_models import write_tokenizer
 
 from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
+from maxtext_overrides.sampler.worker_slots import worker_config
 from rlax_plugin.base.errors import ConfigError, WorkerError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Canary, SamplingParams
 from rlax_plugin.build import build_part, registry_for
 from rlax_plugin.config.loading import of_yaml, resolve
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rollout.batching.slots_engine import SlotsConfig
 from rlax_plugin.run.start.preflight import check_start
 from rlax_plugin.testing import publish_version
 from rlax_plugin.weights.kept_versions import kept_version, record_versions, versions_to_json
@@ -111,6 +113,18 @@ def test_the_smaller_model_before_rl_becomes_that_after_it(models):
     for slot, alone in models.small.generate(requests, models.after).items():
         np.testing.assert_array_equal(ours[slot].tokens, alone.tokens)
         np.testing.assert_allclose(ours[slot].logprobs, alone.logprobs, atol=1e-5)
+
+
+def test_a_smaller_model_is_loaded_with_the_local_keys_of_the_worker_alone():
+    large = resolve(TINY, ("hardware=cpu",))
+    small = ("hardware=gpu", "skip_jax_distributed_system=false", "jax_cache_dir=/nowhere")
+    small = resolve(TINY, (*small, "ici_tensor_parallelism=2", "base_emb_dim=48"))
+    keys = {k: v for k, v in large.maxtext.items() if k != "skip_jax_distributed_system"}
+    context = BuildContext.outside_run(large.section, replace(large, maxtext=keys))
+    loaded = worker_config(SlotsConfig(), context, small)
+    assert (loaded.hardware, loaded.base_emb_dim, loaded.ici_tensor_parallelism) == ("cpu", 48, 1)
+    assert loaded.skip_jax_distributed_system  # as where no key says so: there are no other hosts
+    assert loaded.jax_cache_dir != "/nowhere"
 
 
 class Runs:
