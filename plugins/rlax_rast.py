@@ -27,10 +27,10 @@ from rlax_plugin.api import (
     Loaded,
     PathText,
     ResolvedConfig,
+    RlaxError,
     RolloutEngine,
     SlotsConfig,
     SlotsEngine,
-    WeightsError,
     WeightVersion,
     check_canary,
     check_fingerprints,
@@ -101,15 +101,15 @@ def _make_slots(
         models, beside = {}, {_STRENGTH: np.float32(0)}
         for name, (run, version) in small.items():
             key, text = f"{_KEY}.{name}", getattr(config, name)
-            maxtext = worker_slots.worker_config(config, context, run)
-            model = models[name] = MaxEngineModel(maxtext, rounds=run.section.weights.rounded)
-            if model.vocabulary != large.vocabulary:
-                reason = f"has vocab_size {model.vocabulary}, and must have {large.vocabulary}"
-                raise ConfigError(key, text, reason)
             try:
+                maxtext = worker_slots.worker_config(config, context, run)
+                model = models[name] = MaxEngineModel(maxtext, rounds=run.section.weights.rounded)
+                if model.vocabulary != large.vocabulary:
+                    reason = f"must be {large.vocabulary}, as that of the larger model"
+                    raise ConfigError("vocab_size", model.vocabulary, reason)
                 beside[name] = _verified(model, run, version, context)
-            except WeightsError as error:
-                raise WeightsError(f"{key} = {text!r}: {error}") from error
+            except RlaxError as error:  # it names keys of that run
+                raise ConfigError(key, text, str(error)) from error
         return CombinedModel(large, models, _shifted), beside
 
     return worker_slots.make_slots(config, context, combine=combined)
@@ -147,33 +147,27 @@ def _smaller(
     """Finds both versions of the smaller model, and checks that their runs are as the larger one's.
 
     Raises:
-      ConfigError: they cannot be found, or have another tokenizer, or other limits of lengths.
+      ConfigError: they cannot be found, have another tokenizer or vocabulary, or are the same.
     """
     assert context.config is not None
-    found, ours = {}, _limits(context.config)
+    found, ours = {}, context.config.maxtext.get("vocab_size")
     for name in ("after", "before"):
         key, text = f"{_KEY}.{name}", getattr(config, name)
         run, _ = found[name] = kept_weights(text, key)
-        for limit, theirs in _limits(run).items():
-            if theirs != ours[limit] and None not in (theirs, ours[limit]):
-                reason = f"has {limit} {theirs}, and must have {ours[limit]} as this run"
-                raise ConfigError(key, text, reason)
+        theirs = run.maxtext.get("vocab_size")
+        if theirs != ours and None not in (theirs, ours):  # None: a named model knows it
+            reason = f"has vocab_size {theirs}, and must have {ours} as this run"
+            raise ConfigError(key, text, reason)
         try:
             difference = _other_tokenizer(context, run)
         except ConfigError as error:
             raise ConfigError(key, text, f"its tokenizer cannot be compared: {error}") from error
         if difference:
             raise ConfigError(key, text, f"must have the tokenizer of this run: {difference}")
+    if found["after"][1].tensors == found["before"][1].tensors:
+        reason = f"has the weights of {_KEY}.after, so that nothing would be added"
+        raise ConfigError(f"{_KEY}.before", config.before, reason)
     return found
-
-
-def _limits(config: ResolvedConfig) -> dict[str, int | None]:
-    rollouts = config.section.rollouts
-    return {
-        "rlax.rollouts.max_prompt_tokens": rollouts.max_prompt_tokens,
-        "rlax.rollouts.max_new_tokens": rollouts.max_new_tokens,
-        "vocab_size": config.maxtext.get("vocab_size"),  # None: a named model knows it
-    }
 
 
 def _other_tokenizer(context: BuildContext, run: ResolvedConfig) -> str | None:
