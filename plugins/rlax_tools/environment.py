@@ -263,7 +263,7 @@ class Tools(Environment):
             tools += machine.tools(self._config.shell, self._config.python)
             found = by_name(tools)
             if self._form.calls == "pythonic":
-                _check_written(found)
+                _check_written(found, self._config.tool_calls)
             yield found
 
     def _machine(self) -> Machine:
@@ -302,14 +302,17 @@ class Tools(Environment):
         return await asyncio.get_running_loop().run_in_executor(self._texts, work)
 
 
-def _check_written(tools: Mapping[str, Tool]) -> None:
+def _check_written(tools: Mapping[str, Tool], configured: str) -> None:
     """Refuses names, such as a server's, that a call in Python's syntax cannot have."""
     for tool in tools.values():
-        parameters = tool.description["function"].get("parameters") or {}
-        for name in (tool.name, *parameters.get("properties", ())):
+        properties = (tool.description["function"].get("parameters") or {}).get("properties")
+        for name in (tool.name, *(properties if isinstance(properties, dict) else ())):
             if not name.isidentifier() or keyword.iskeyword(name):
-                reason = f"cannot write {name!r} of the tool {tool.name!r}: it is no name in Python"
-                raise ConfigError(f"{_KEY}.tool_calls", "pythonic", reason)
+                reason = (
+                    f"cannot write {name!r} of the tool {tool.name!r} in the form pythonic: it is "
+                    "no name in Python"
+                )
+                raise ConfigError(f"{_KEY}.tool_calls", configured, reason)
 
 
 def _place(number: int) -> str:
