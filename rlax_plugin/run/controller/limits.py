@@ -111,7 +111,10 @@ def example_of(scored: Sequence[Judged]) -> str:
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
             best = int(np.nanargmax(one.group.rewards))
             episode, reward = one.group.episodes[best], one.group.rewards[best]
-            text = one_line("\n".join(episode.texts) or episode.text, _LONGEST)
+            *before, last = episode.texts or (episode.text,)
+            text = one_line(last, _LONGEST)
+            if before:  # the reward is mostly of the last turn, which is always shown
+                text = rf"{one_line('\n'.join(before), _LONGEST)}\n{text}"
             of = f"prompt {one.group.prompt.id!r} {ANSWERED} '{text}'"
             return f". For example, {of}, which has the reward {reward:g}"
     return ""

@@ -35,6 +35,7 @@ def test_the_best_sample_of_the_newest_rejected_group_is_quoted() -> None:
     cut = message(rejected(0, "all failed", (long, 0.0)))
     assert f"'{'x' * 200}... (100 more characters)'" in cut
     one = rejected(0, "all failed", ("9", 0.0))
-    episode = dataclasses.replace(one.group.episodes[0], texts=("[f(a=1)]", "result", "9"))
-    of_turns = Rejected(dataclasses.replace(one.group, episodes=(episode,)), one.reason)
-    assert r"answered with '[f(a=1)]\nresult\n9', which" in message(of_turns)
+    for result, shown in (("result", "result"), (long, f"{'x' * 190}... (109 more characters)")):
+        episode = dataclasses.replace(one.group.episodes[0], texts=("[f(a=1)]", result, "9"))
+        of_turns = Rejected(dataclasses.replace(one.group, episodes=(episode,)), one.reason)
+        assert rf"answered with '[f(a=1)]\n{shown}\n9', which" in message(of_turns)
