@@ -506,7 +506,7 @@ class RewardPool:
         self._processes = [
             RewardProcess(hello, output, startup_s, self, clocks) for _ in range(count)
         ]
-        names = [f"{key}.{i} ({choice.name})" for i, choice in enumerate(section.rewards)]
+        names = [f"{key}.{i} ({choice.metric_name})" for i, choice in enumerate(section.rewards)]
         environment = f"{key_of('environment')} ({section.environment.name})"
         self.blame = Blame(count, names, environment, output.path, note, most_in_vain)
         self._waiting: list[Job] = []  # a heap

@@ -746,7 +746,7 @@ def main(build_part: Callable[[str, Choice, str, BuildContext], Any]) -> None:
     for number, choice in enumerate(section.rewards):
         key = f"{start['key']}.{number}"
         reward = build_part("reward", choice, key, context)
-        name, weight = f"{key} ({choice.name})", last_of(choice.weight)
+        name, weight = f"{key} ({choice.metric_name})", last_of(choice.weight)
         forms.append(form_of(reward, weight, name, section.reward_limit))
     needs = needs_of(forms)
     environment, key = None, start["environment"]

@@ -53,7 +53,8 @@ def scored(file: str, *arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 def test_parts_weights_metrics_and_errors(tmp_path, monkeypatch):
-    rewards = "rlax.rewards=[{name: level, weight: 0.5}, {name: exact_match, weight: -1}]"
+    level = "{name: level, label: grade, weight: 0.5}"
+    rewards = f"rlax.rewards=[{level}, {{name: exact_match, weight: -1}}]"
     lines = [
         {"completion": "7", "answer": "7", "metadata": {"level": 3}},
         {"completion": "8\u202e", "reference": "7", "metadata": {"level": 1}},
@@ -65,16 +66,16 @@ def test_parts_weights_metrics_and_errors(tmp_path, monkeypatch):
     kept.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(kept))
     found = scored(written(tmp_path, *lines), rewards, plugins, status=1)
-    assert found["rewards"][0] == {"name": "level", "weight": 0.5}
+    assert found["rewards"][0] == {"name": "grade", "weight": 0.5}
     one, two, failed = found["samples"]
     assert (one["line"], one["reward"], one["parts"]) == (1, 0.5, [3.0, 1.0])
     assert one["metrics"] == {"half": 1.5}
     assert (two["reward"], two["parts"]) == (0.5, [1.0, 0.0])
     assert failed["line"] == 4
-    assert failed["error"].startswith("rlax.rewards.0 (level): KeyError: 'level'")
+    assert failed["error"].startswith("rlax.rewards.0 (grade): KeyError: 'level'")
     assert (found["scored"], found["errors"], found["mean"], found["passed"]) == (2, 1, 0.5, 2)
     table = rlax("score", CONFIG, str(tmp_path / "c.jsonl"), rewards, plugins).stdout
-    assert "0.5 * level" in table and "-1 * exact_match" in table and "\u202e" not in table
+    assert "0.5 * grade" in table and "-1 * exact_match" in table and "\u202e" not in table
     assert "a reward failed on prompt line 4" in table
     assert "a reward failed on prompt line 4" in Path(found["log"]).read_text()
     good = scored(written(tmp_path, *lines[:2]), rewards, plugins)
