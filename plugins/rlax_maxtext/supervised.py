@@ -6,6 +6,7 @@ the rollouts' temperature, from one teacher-forced forward pass. Nothing is samp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from rlax_plugin.api import (
     RunFiles,
     TrainingError,
 )
+
+log = logging.getLogger("rlax.trainer")
 
 _LOGITS_AT_ONCE = 2**28  # bytes, float32
 
@@ -87,7 +90,7 @@ def rows(source: PromptSource, prompts: Sequence[Prompt], length: int) -> dict[s
 
 
 def answered(source: PromptSource, prompts: Sequence[Prompt], most: int) -> list[Prompt]:
-    """The prompts that have an answer, of at most ``most`` tokens in each turn.
+    """The prompts that have an answer, of at most ``most`` tokens in each turn; warns of others.
 
     Raises:
       ConfigError: none of them has one.
@@ -97,6 +100,14 @@ def answered(source: PromptSource, prompts: Sequence[Prompt], most: int) -> list
         turns = source.right_answer(prompt)
         if turns and max(len(answer) for _, answer in turns) <= most:
             found.append(prompt)
+    if left_out := len(prompts) - len(found):
+        log.warning(
+            "warm start: %d of %d prompts are left out: they have no right answer of at most "
+            "rlax.rollouts.max_new_tokens = %d tokens",
+            left_out,
+            len(prompts),
+            most,
+        )
     if not found:
         reason = f"must be false: no prompt has an answer of at most max_new_tokens = {most} tokens"
         raise ConfigError("rlax.trainer.warm_start.enabled", True, reason)

@@ -58,6 +58,18 @@ def test_supervised_rows_mark_the_answer():
     assert arrays["inputs_segmentation"].tolist() == [[1, 1, 1, 0, 0]]
 
 
+def test_prompts_whose_answers_are_too_long_are_left_out_and_counted(caplog):
+    class Longer(Doubles):
+        def answer_tokens(self, prompt):
+            short = super().answer_tokens(prompt)
+            return short if prompt.tokens[1] % 3 else np.array([5, *short], np.int32)
+
+    prompts = Longer().prompts("train")  # 2 .. 49
+    assert supervised.answered(Longer(), prompts, 3) == prompts and not caplog.records
+    assert len(supervised.answered(Longer(), prompts, 2)) == 32
+    assert "16 of 48 prompts are left out" in caplog.text and "max_new_tokens = 2" in caplog.text
+
+
 def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
     window = (
         "rlax.trainer.warm_start.pass_at_1_from=0.2",
