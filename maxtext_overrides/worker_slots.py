@@ -132,9 +132,9 @@ def check(config: SlotsConfig, context: BuildContext, quantizes: bool = False) -
     if needed.parts:
         found["parts of the caches, for the decode loop"] = needed.parts
     longest, warnings = int(worker.max_prefill_predict_length), []
-    if longest > tokens:
-        reason = f"makes prefills and caches of {tokens} tokens, and the attention kernel of TPUs"
-        reason += f" takes {longest}: let them have as many"
+    if longest > 1.1 * tokens:
+        reason = f"makes prefills and caches of {tokens} tokens, for which the attention kernel of "
+        reason += f"TPUs needs {longest}: so many can be used for the same memory"
         warnings.append(("rlax.rollouts.max_prompt_tokens", reason))
     return CheckResult(
         memory=found,
