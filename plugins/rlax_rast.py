@@ -67,7 +67,8 @@ class RastEngine(SlotsEngine):
     """The slots' engine with a model that consists of three.
 
     A version is verified at strength 0, where it is the larger model alone, as its run has
-    published it.
+    published it. Decoding is then compared with prefill at strength 1, so that the smaller models'
+    decode steps count, and no difference is multiplied beyond the tolerance.
     """
 
     @property
@@ -75,11 +76,23 @@ class RastEngine(SlotsEngine):
         """Without log-probs, which are not of a model that could be trained: no run trains them."""
         return replace(super().capabilities, logprobs=False)
 
+    async def decode_greedy(
+        self, tokens: np.ndarray, count: int, loaded: Loaded
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """See ``RolloutEngine``; the canary has been scored before."""
+        _set_strength(loaded, 1.0)
+        return await super().decode_greedy(tokens, count, loaded)
+
     async def use(self, loaded: Loaded) -> None:
-        """See ``RolloutEngine``; from here on, the smaller models count."""
-        assert isinstance(self.config, RastConfig) and isinstance(loaded.arrays, dict)
-        loaded.arrays[_STRENGTH] = np.float32(self.config.strength)
+        """See ``RolloutEngine``."""
+        assert isinstance(self.config, RastConfig)
+        _set_strength(loaded, self.config.strength)
         await super().use(loaded)
+
+
+def _set_strength(loaded: Loaded, strength: float) -> None:
+    assert isinstance(loaded.arrays, dict)
+    loaded.arrays[_STRENGTH] = np.float32(strength)
 
 
 def _shifted(logits: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:

@@ -1,7 +1,8 @@
-"""The runs of the smaller model that the engine rast accepts, before a device is touched."""
+"""The engine rast without a device: the runs that it accepts, and the strength it verifies at."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rlax_rast
 from rlax_rast import RastConfig
@@ -10,7 +11,9 @@ from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import TensorSpec
 from rlax_plugin.config.loading import of_yaml
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rollout.batching.slots_engine import SlotsEngine
 from rlax_plugin.testing import make_version
 from rlax_plugin.weights.kept_versions import record_versions, versions_to_json
 
@@ -50,3 +53,19 @@ def test_equal_weights_are_refused(found) -> None:
 def test_another_vocabulary_is_refused(found) -> None:
     with pytest.raises(ConfigError, match=r"engine\.after = .*: has vocab_size 64, and must have"):
         found(vocabulary=64)
+
+
+async def test_decoding_is_verified_with_the_smaller_models(monkeypatch) -> None:
+    engine = object.__new__(rlax_rast.RastEngine)
+    engine.config = RastConfig(after="a@0", before="b@0", strength=100)
+    strengths = []
+
+    async def called(self, *arguments) -> None:
+        strengths.append(arguments[-1].arrays["strength"])
+
+    for name in ("decode_greedy", "use"):
+        monkeypatch.setattr(SlotsEngine, name, called)
+    loaded = Loaded(0, {}, None)
+    await engine.decode_greedy(np.zeros(2, np.int32), 1, loaded)
+    await engine.use(loaded)
+    assert strengths == [1, 100]
