@@ -142,12 +142,14 @@ def _verified(
     from maxtext_overrides.sampler.slot_programs import SlotPrograms
     from rlax_plugin.api import fingerprint
 
+    fingerprints: dict[str, Any] = {}
     store = context.part("weight_store", run.section.weights.store, "rlax.weights.store")
-    loaded = read_weights(version, store, model.variables_like, fingerprint=fingerprint)
-    if loaded.fingerprints is not None:
-        check_fingerprints(version, loaded.fingerprints())
-    arrays = dict(loaded.arrays)
+    arrays = read_weights(version, store, model.variables_like, fingerprint=None).arrays
+    assert isinstance(arrays, dict)  # in place: a copy would keep each array as it was
     layer_major.lay_out(arrays, model.layer_axes)
+    for part in layer_major.published(arrays):
+        fingerprints |= jax.block_until_ready(fingerprint(part))
+    check_fingerprints(version, fingerprints)
     if version.canary is not None:
         score = jax.jit(SlotPrograms(model, 0, 0).score_prefixes)
         check_canary(version, np.asarray(score(arrays, version.canary.tokens)))

@@ -213,17 +213,26 @@ async def test_a_version_is_verified_alone_and_used_with_the_smaller_models(runs
     assert np.abs(expected - alone).max() > 0.1
 
 
-async def test_a_smaller_models_weights_must_be_the_published_ones(runs):
-    config, version = runs.config("before"), kept_version(RunFiles(runs.directory / "before"))
-    wrong = replace(version.canary, logprobs=version.canary.logprobs - 1)
-    runs.list("before", config, wrong)
+@pytest.mark.parametrize("wrong", ["canary's log-prob", "has fingerprint"])
+async def test_a_smaller_models_weights_must_be_the_published_ones(runs, wrong):
+    files = RunFiles(runs.directory / "before")
+    version = kept_version(files)
+    (part,) = version.parts
+    if "canary" in wrong:
+        canary = replace(version.canary, logprobs=version.canary.logprobs - 1)
+        other = replace(version, canary=canary)
+    else:
+        name, spec = max(part.tensors.items())
+        tensors = {**part.tensors, name: replace(spec, fingerprint=spec.fingerprint ^ 1)}
+        other = replace(version, parts=(replace(part, tensors=tensors),))
+    record_versions(files, versions_to_json([other]))
     engine, _ = runs.engine()
     try:
-        with pytest.raises(WorkerError, match=r"engine\.before = .*canary's log-prob"):
+        with pytest.raises(WorkerError, match=rf"engine\.before = .*{wrong}"):
             await engine.prepare()
     finally:
         engine.close()
-        runs.list("before", config, version.canary)
+        record_versions(files, versions_to_json([version]))
 
 
 @pytest.mark.parametrize(
