@@ -11,6 +11,7 @@ can be trained: the engine is for ``rlax eval`` and ``rlax serve RUN``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -120,7 +121,7 @@ def _make_slots(
                 if model.vocabulary != large.vocabulary:
                     reason = f"must be {large.vocabulary}, as that of the larger model"
                     raise ConfigError("vocab_size", model.vocabulary, reason)
-                beside[name] = _verified(model, run, version, context)
+                beside[name] = _verified(model, maxtext, run, version, context)
             except RlaxError as error:  # it names keys of that run
                 raise ConfigError(key, text, str(error)) from error
         return CombinedModel(large, models, _shifted), beside
@@ -129,7 +130,7 @@ def _make_slots(
 
 
 def _verified(
-    model: Any, run: ResolvedConfig, version: WeightVersion, context: BuildContext
+    model: Any, maxtext: Any, run: ResolvedConfig, version: WeightVersion, context: BuildContext
 ) -> dict[str, Any]:
     """Reads a smaller model's weights, and verifies them as a worker verifies those of its run.
 
@@ -139,6 +140,7 @@ def _verified(
     import jax
 
     from maxtext_overrides import layer_major
+    from maxtext_overrides.sampler import buckets
     from maxtext_overrides.sampler.slot_programs import SlotPrograms
     from rlax_plugin.api import fingerprint
 
@@ -152,7 +154,10 @@ def _verified(
     check_fingerprints(version, fingerprints)
     if version.canary is not None:
         score = jax.jit(SlotPrograms(model, 0, 0).score_prefixes)
-        check_canary(version, np.asarray(score(arrays, version.canary.tokens)))
+        count = len(version.canary.tokens) - 1
+        padding = buckets.fitting(count, functools.partial(getattr, maxtext)) - count
+        found = score(arrays, np.pad(version.canary.tokens, (0, padding)))
+        check_canary(version, np.asarray(found)[:count])
     return arrays
 
 
