@@ -16,7 +16,7 @@ from tiny_models import write_tokenizer
 
 from maxtext_overrides.sampler.combined_model import CombinedModel
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
-from maxtext_overrides.sampler.worker_slots import worker_config
+from maxtext_overrides.worker_slots import worker_config
 from rlax_plugin.base.errors import ConfigError, WorkerError
 from rlax_plugin.base.files.run_files import RunFiles
 from rlax_plugin.base.types import Canary, SamplingParams
