@@ -58,7 +58,8 @@ def made(directory, family):
 
 
 def keys_of(home):
-    return merged(home / "model.yml", ()) | EXACT
+    keys = merged(home / "model.yml", ()) | EXACT
+    return {key: value for key, value in keys.items() if key != "base_config"}
 
 
 def logits(tmp_path, keys, **overrides):

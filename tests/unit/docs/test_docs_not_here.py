@@ -40,6 +40,6 @@ def test_every_key_that_is_said_to_be_rejected_is_rejected() -> None:
 def test_parts_that_are_named_exist_and_those_that_are_missing_do_not() -> None:
     offers = registry_of(()).offers
     assert {"http_verifier", "llm_judge"} <= offers["reward"].keys()
-    assert set(offers["rollout_engine"]) == {"jetstream", "vllm"}
+    assert set(offers["rollout_engine"]) == {"jetstream", "rast", "vllm"}
     for kind, name in re.findall(r"`rlax\.(?:rollouts\.)?(\w+): \{name: (\w+)\}`", PAGE):
         assert name in offers[{"engine": "rollout_engine"}.get(kind, kind)], (kind, name)
