@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from maxtext_overrides.config.loading import Config, default_of, load, load_to_check, passed_on
-from maxtext_overrides.sampler.buckets import fitting
+from maxtext_overrides.sampler import buckets
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_plugin.base.errors import ConfigError
 from rlax_plugin.config import RlaxSection, Rollouts
@@ -115,7 +115,6 @@ def check(config: SlotsConfig, context: BuildContext, quantizes: bool = False) -
         overrides = sizes(context, config, 1) | config.maxtext
         worker, tokens = load_to_check(given, **overrides), _prefill_tokens(context.section)
         from maxtext_overrides.config import memory
-        from maxtext_overrides.sampler import buckets
 
         reach = buckets.copied(int(worker.max_prefill_predict_length))
         rounds = context.section.weights.rounded
@@ -187,7 +186,7 @@ def sizes(
     keys = {**given_config(context).maxtext, **config.maxtext}
     if hardware is not None:
         keys["hardware"] = hardware
-    prefill = fitting(prefill, lambda key: keys.get(key, default_of(key)))
+    prefill = buckets.fitting(prefill, lambda key: keys.get(key, default_of(key)))
     return {
         "per_device_batch_size": rollouts.slots // devices,
         "max_prefill_predict_length": prefill,

@@ -30,8 +30,8 @@ class _DescribedEngine(DecodeEngine):
         """
         weights: dict[str, Any] = self.variables_like()
         beside = {"new weights, while they are loaded": bytes_per_device(weights)}
-        kernels = self.model.kernels
-        weights |= {name: int8_weights.like(weights[name], axes) for name, axes in kernels.items()}
+        quantised = self.kernels.items()
+        weights |= {name: int8_weights.like(weights[name], axes) for name, axes in quantised}
         state = jax.tree.map(
             lambda like, sharding: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding),
             jax.eval_shape(self._empty),

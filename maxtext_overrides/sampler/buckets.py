@@ -8,6 +8,7 @@ neither its program nor its results, except the last bits where contexts are kep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,8 @@ _BLOCKS = ("sa_block_q", "sa_block_kv", "sa_block_kv_compute")
 def fitting(tokens: int, value_of: Callable[[str], Any]) -> int:
     """Returns the smallest length from ``tokens`` on that the kernel of a prefill takes.
 
+    It is ``tokens`` where any length will do, and where the blocks are such that none does.
+
     Args:
       value_of: called with a key of MaxText, returns its value.
     """
@@ -50,10 +53,12 @@ def fitting(tokens: int, value_of: Callable[[str], Any]) -> int:
     short = tokens < _LANES and kernel == "autoselected"
     if value_of("hardware") != "tpu" or kernel not in _KERNELS or short:
         return tokens
-    blocks, length = [value_of(key) for key in _BLOCKS], -(-tokens // _LANES) * _LANES
-    while not _divided(length, *(min(block, length) for block in blocks)):
-        length += _LANES
-    return length
+    blocks, first = [value_of(key) for key in _BLOCKS], -(-tokens // _LANES) * _LANES
+    if min(blocks) < 1:
+        return tokens
+    lengths = range(first, first + math.lcm(_LANES, *blocks) + 1, _LANES)
+    taken = (n for n in lengths if _divided(n, *(min(block, n) for block in blocks)))
+    return next(taken, tokens)
 
 
 def _divided(length: int, queries: int, keys: int, computed: int) -> bool:

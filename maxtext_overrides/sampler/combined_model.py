@@ -36,7 +36,6 @@ class CombinedModel:
         self._models, self._combine = {"": main, **others}, combine
         self.slots, self.mesh, self.row_shards = main.slots, main.mesh, main.row_shards
         self.variables_like, self.layer_axes = main.variables_like, main.layer_axes
-        self.kernels = main.kernels
         self.joins = all(model.joins for model in self._models.values())
         self.caches_like = self._joined({n: m.caches_like for n, m in self._models.items()})
 

@@ -85,7 +85,7 @@ class DecodeEngine:
         self._beside: Mapping[str, Any] = {}
         if combine is not None:
             self.model, self._beside = combine(own)
-        self._dtype, self.converts = config.dtype, bool(self.model.kernels)
+        self._dtype, self.kernels = config.dtype, own.kernels
         self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
@@ -134,12 +134,17 @@ class DecodeEngine:
 
         The programs accept both, so that a version is verified before it is converted.
         """
-        int8_weights.convert(arrays, self.model.kernels, self._dtype)
+        int8_weights.convert(arrays, self.kernels, self._dtype)
 
     def fingerprints(self, arrays: Any, made_by: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns uint32 fingerprints of laid-out arrays by name, copying one array at a time."""
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
+
+    @property
+    def converts(self) -> bool:
+        """True if samples are generated with other arrays than the published ones."""
+        return bool(self.kernels)
 
     def _whole(self, weights: Weights) -> dict[str, Any]:
         return {**self._beside, **weights}
@@ -353,7 +358,7 @@ class DecodeEngine:
             for name, like in self.variables_like().items()
         }
         self.lay_out(weights)
-        if self.model.kernels:
+        if self.converts:
             self.logprobs(weights, np.zeros(2, np.int32))  # of weights that are verified
             self.convert(weights)
         for bucket in self._buckets:

@@ -102,10 +102,10 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
         "rlax.curation.max_refill sets the limit, and a table of rlax eval --split train shows "
         "which prompts teach"
     )
-    return f". {rule.too_few(reasons.total())}; {advice}{example_of(scored)}"
+    return f". {rule.too_few(reasons.total())}; {advice}{_example(scored)}"
 
 
-def example_of(scored: Sequence[Judged]) -> str:
+def _example(scored: Sequence[Judged]) -> str:
     """Shows the best sample of the newest rejected group, as this step will not be recorded."""
     for one in reversed(scored):
         if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
@@ -133,7 +133,7 @@ class KeptGuard:
         self._config, self._note = config, note
         self._last: deque[str | None] = deque(maxlen=config.window)  # why rejected; None: kept
         self._warned, self._error = False, ""  # of the newest group without any reward
-        self._example = ""
+        self._rejected: tuple[Rejected, ...] = ()  # the newest with a reward
         self._stop, self._warn = self._least(config.stop), self._least(config.warn)
         self._recovered = self._least(min(1.0, _RECOVERED * config.warn))
 
@@ -141,13 +141,13 @@ class KeptGuard:
         """Returns the smallest number of groups with this share, corrected for rounding errors."""
         return math.ceil(share * self._config.window - 1e-6)
 
-    def scored(self, rejected: str | None, failure: str = "", example: str = "") -> None:
+    def scored(self, rejected: str | None, failure: str = "", judged: Judged | None = None) -> None:
         """Counts the next scored group. The guard acts only after ``window`` groups.
 
         Args:
           rejected: the reason; None: it was accepted.
           failure: see ``failure_of``.
-          example: of a rejected one, see ``example_of``.
+          judged: the group, of which an error shows a sample.
 
         Raises:
           TrainingError: too few were kept.
@@ -155,7 +155,8 @@ class KeptGuard:
         self._last.append(rejected)
         if rejected == ALL_FAILED:
             self._error = failure
-        self._example = example or self._example
+        if isinstance(judged, Rejected) and not np.isnan(judged.group.rewards).all():
+            self._rejected = (judged,)
         config = self._config
         if len(self._last) < config.window:
             return
@@ -171,7 +172,7 @@ class KeptGuard:
             # What is quoted is last: ``rlax doctor --bundle`` cuts the line there.
             raise TrainingError(
                 f"{self._told(kept)}. rlax.curation.guard.stop = {config.stop:g} ends such a run. "
-                f"{advice}{self._quoted() or self._example}"
+                f"{advice}{self._quoted() or _example(self._rejected)}"
             )
         if kept < self._warn:
             if not self._warned:

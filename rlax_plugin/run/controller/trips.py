@@ -23,12 +23,7 @@ from rlax_plugin.rollout.fleet.requests import sample_seed
 from rlax_plugin.rollout.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.run.controller.generation import Generation
 from rlax_plugin.run.controller.guidance import Guide
-from rlax_plugin.run.controller.limits import (
-    ALL_FAILED,
-    KeptGuard,
-    example_of,
-    failure_of,
-)
+from rlax_plugin.run.controller.limits import ALL_FAILED, KeptGuard, failure_of
 from rlax_plugin.run.controller.observers import Observers
 from rlax_plugin.run.controller.screening import Ended, Savings, Screening, first_lengths, joined
 from rlax_plugin.run.controller.turns import QUARANTINED, Turns, generated
@@ -296,7 +291,7 @@ class Trips:
         self._history.score(event, judged)
         self._observers.notify("group_scored", group=group, rejected=rejected)
         if rejected != Ending.NOT_NEEDED:
-            self._guard.scored(rejected, failure_of(group.scores), example_of([judged]))
+            self._guard.scored(rejected, failure_of(group.scores), judged)
 
 
 class ExpectedLengths:

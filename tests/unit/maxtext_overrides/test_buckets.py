@@ -105,6 +105,8 @@ TPU |= dict.fromkeys(("sa_block_q", "sa_block_kv", "sa_block_kv_compute"), 512)
         (1535, {"sa_block_kv": 1024}, 2048),
         (640, {"sa_block_q": 1024, "sa_block_kv": 1024}, 1024),  # 512 keys are computed at once
         (300, {"sa_block_q": 256}, 512),
+        (600, {"sa_block_kv_compute": 384}, 600),  # no length is taken
+        (300, {"sa_block_q": 0}, 300),
         (300, {"attention": "dot_product"}, 300),
         (300, {"hardware": "cpu"}, 300),
     ],

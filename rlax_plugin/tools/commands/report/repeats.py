@@ -39,9 +39,8 @@ def repeats(runs: Sequence[RunData], key: str) -> list[RunData]:
         value = str(config[key])
         found.setdefault(_place(value), (value, []))[1].append(run)  # 1 and 1.0 are one
     last = key.rpartition(".")[2]
-    numbers = {1: "one run"}
     return [
-        _mean(f"{last} {value}, {numbers.get(len(some), f'{len(some)} runs')}", some)
+        _mean(f"{last} {value}, {'one run' if len(some) == 1 else f'{len(some)} runs'}", some)
         for _, (value, some) in sorted(found.items())
     ]
 
