@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from maxtext_overrides import adapters
 from maxtext_overrides.compiling.measured import bytes_per_device, compile_measured, flops_per_token
+from maxtext_overrides.config.memory import FIRST_BASE
 from maxtext_overrides.kept_positions import logits_per_row
 from maxtext_overrides.rounding import version_like
 from maxtext_overrides.trainer import loss as rl_loss
@@ -69,10 +71,13 @@ def compile_train_step(
         function: Any, arguments: Any, keywords: Any, mesh: Any, in_shardings: Any, *others: Any
     ) -> Any:
         state, shardings = arguments[0], in_shardings[0]
-        version = _version(state, shardings, config, rounds)
+        version = first = _version(state, shardings, config, rounds)
         kept = _version(state, shardings, config, rounds=False)
         if adapters.enabled(config):
-            kept = {name: like for name, like in kept.items() if adapters.is_adapter(name)}
+            version, kept = (
+                {name: like for name, like in of_all.items() if adapters.is_adapter(name)}
+                for of_all in (version, kept)
+            )
         sizes = {True: bytes_per_device(version), False: bytes_per_device(kept)}
         program = compile_measured(
             "train step",
@@ -81,6 +86,9 @@ def compile_train_step(
             flops=3 * rows * _flops_per_row(config, DEMONSTRATED in arrays) / mesh.size,
             beside={purpose: sizes[is_version] for purpose, is_version in copies.items()},
         )
+        base = bytes_per_device(first) - sizes[True]
+        if program.memory and (beyond := base - program.memory["temporaries"]) > 0:
+            program = replace(program, beside={**program.beside, FIRST_BASE: beyond})
         found.append(program)
         raise _Compiled
 

@@ -32,6 +32,9 @@ from maxtext_overrides.rounding import version_like
 from maxtext_overrides.upstream.lean_imports import unavailable
 from maxtext_overrides.variables import published
 
+# With adapters, a copy of the base is there until the first step begins, and not afterwards.
+FIRST_BASE = "base of the first version, beyond what a step needs"
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemory:
@@ -41,7 +44,8 @@ class TrainingMemory:
       parameters: number of parameters, without adapters.
       trained: bytes of the trained parameters: of all, or of adapters.
       weights: bytes of the weights.
-      version: bytes of a weight version.
+      version: bytes of the first weight version.
+      published: bytes that each other version writes: all, or the adapters.
       gradients: bytes; with accumulation those of a micro-batch and their sum.
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them, on as many devices as the
@@ -61,6 +65,7 @@ class TrainingMemory:
     trained: int
     weights: int
     version: int
+    published: int
     gradients: int
     optimizer: int
     logits: int
@@ -89,6 +94,10 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
     graph, state = nnx.split(model)
     trained = nnx.LoRAParam if adapters.enabled(config) else nnx.Param
     parameters, weights = nnx.filter_state(state, trained), published(state)
+    version = version_like(weights, config, rounds)
+    each = version
+    if adapters.enabled(config):
+        each = {name: like for name, like in version.items() if adapters.is_adapter(name)}
     of_model = nnx.filter_state(state, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
@@ -97,7 +106,8 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
         parameters=sum(x.size for x in jax.tree.leaves(of_model)),
         trained=_bytes(parameters),
         weights=_bytes(weights),
-        version=_bytes(version_like(weights, config, rounds)),
+        version=_bytes(version),
+        published=_bytes(each),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state, positions),

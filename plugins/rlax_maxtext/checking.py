@@ -276,6 +276,8 @@ def _memory(
     needed: TrainingMemory,
     devices: int,
 ) -> dict[str, int]:
+    from maxtext_overrides.config.memory import FIRST_BASE
+
     slots = resolve(context.section, context.part)
     rows, held = int(config.per_device_batch_size * devices), config.micro_batch_size_to_train_on
     logits, inputs = needed.logits * rows // held, needed.layer_inputs * rows // held
@@ -302,15 +304,16 @@ def _memory(
             needed.gathered * devices
         )
     copies = kept_copies(slots, context.section).items()
-    if config.lora.enable_lora:
-        # The first version has the base, too.
-        return found | {
-            what if is_one else f"{what}, of the adapters": needed.version
-            if is_one
-            else needed.trained
-            for what, is_one in copies
-        }
-    return found | {what: needed.version if is_one else needed.weights for what, is_one in copies}
+    if not config.lora.enable_lora:
+        return found | {what: needed.version if one else needed.weights for what, one in copies}
+    of_step = sum(found.values()) - needed.weights - needed.optimizer
+    found |= {
+        f"{what}, of the adapters": needed.published if one else needed.trained
+        for what, one in copies
+    }
+    if (beyond := needed.version - needed.published - of_step) > 0:
+        found[FIRST_BASE] = beyond
+    return found
 
 
 def kept_copies(slots: ObjectiveSlots, section: RlaxSection) -> dict[str, bool]:

@@ -22,7 +22,11 @@ from rlax_plugin.tools.commands.export import export, find_source
 
 
 class PartsPort(FakePort):
-    """Keeps the base and the adapters of each version."""
+    """Keeps the base and the adapters of each version, and the bytes of JAX at each batch."""
+
+    def next_batch(self, step):
+        self.live = [*getattr(self, "live", []), sum(a.nbytes for a in jax.live_arrays())]
+        return super().next_batch(step)
 
     def publish(self, step, arrays, canary, parts):
         del canary
@@ -72,6 +76,12 @@ def test_the_base_is_published_once_and_adapters_with_every_version(run):
     assert rest == [None, None]
     for _, parts in run.port.weights.values():
         assert parts.keys() == {"adapter"} and all(map(is_adapter, parts["adapter"]))
+
+
+def test_no_copy_of_the_base_is_left_when_the_first_step_begins(run):
+    base, _ = run.port.weights[0]
+    first, second = run.port.live
+    assert abs(first - second) < sum(array.nbytes for array in base.values()) / 2
 
 
 def test_the_reference_keeps_the_adapters_that_training_started_from(run):

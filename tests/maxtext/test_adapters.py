@@ -26,6 +26,16 @@ from rlax_plugin.base.errors import ConfigError
 DEMO = str(Path(__file__).parents[2] / "configs/demo.yml")
 PATH = "decoder/layers.*/(self_attention/(query|key|value|out)|mlp/(wi_0|wi_1|wo))"
 LORA = {"enable_lora": True, "lora_rank": 4, "lora_alpha": 8.0, "lora_module_path": PATH}
+# Only attention has adapters in a model with experts, whose matrices are no modules of their own.
+EXPERTS = {
+    "decoder_block": "mixtral",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "base_moe_mlp_dim": 64,
+    "sparse_matmul": False,
+    "megablox": False,
+    "lora": LORA | {"lora_module_path": PATH.replace("|mlp/(wi_0|wi_1|wo)", "")},
+}
 TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
 
 
@@ -52,6 +62,15 @@ def test_only_adapters_change_and_training_starts_from_the_base(trained):
     counts = adapters.matched({n: a.shape for n, a in first.items()})
     assert counts["decoder/layers/mlp/wo"] == 2 * 4 * (64 + 32)
     assert counts["decoder/layers/self_attention/query"] == 2 * 4 * (32 + 32)
+
+
+def test_adapters_of_a_model_with_experts_train_and_the_router_stays(tmp_path):
+    run = tests.train(tmp_path, recorder=tests.Recorder(stop_after=2), **EXPERTS)
+    first, last = run.weights[0], run.weights[2]
+    assert any("gate" in name for name in first)
+    for name in first:
+        assert np.array_equal(first[name], last[name]) == is_base(name), name
+    assert len([name for name in first if not is_base(name)]) == 8
 
 
 def norm_of_first_gradient(recorder):
@@ -85,7 +104,7 @@ def at_start(tmp_path, look, **overrides):
         found.append(look(loop))
         raise Enough
 
-    config = tests.configure(tmp_path, lora=LORA, **overrides)
+    config = tests.configure(tmp_path, **{"lora": LORA} | overrides)
     events = Events(batches=tests.batch, on_step_end=lambda *_: None, on_start=on_start)
     with pytest.raises(Enough):
         run_train_loop(config, events, arrays=tests.ARRAYS, objective=tests.policy_gradient)
@@ -121,8 +140,16 @@ def merged(variables, axis):
     return found
 
 
-@pytest.mark.parametrize("scanned", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_path, scanned):
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"scan_layers": True},
+        pytest.param({"scan_layers": False}, marks=pytest.mark.long),
+        EXPERTS | {"scan_layers": True},
+    ],
+    ids=["scanned", "unrolled", "experts"],
+)
+def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_path, model):
     def look(loop):
         variables = with_random_b(published(loop.model_state))
         forward = CanaryForward(TOKENS)
@@ -132,18 +159,18 @@ def test_adapters_compute_what_the_full_update_does_in_trainer_and_worker(tmp_pa
         )
         return variables, start, canary, full
 
-    variables, start, canary, full = at_start(tmp_path, look, scan_layers=scanned)
+    variables, start, canary, full = at_start(tmp_path, look, **model)
     assert np.abs(canary - start).max() > 0.05
     np.testing.assert_allclose(canary, full, atol=1e-5)
-    engine = DecodeEngine(tiny_engine.configure(lora=LORA, scan_layers=scanned))
+    engine = DecodeEngine(tiny_engine.configure(**{"lora": LORA} | model))
     assert engine.variables_like().keys() == variables.keys()
     np.testing.assert_allclose(engine.logprobs(variables, TOKENS), canary, atol=1e-5)
-    config = tests.configure(tmp_path, lora=LORA)
+    config = tests.configure(tmp_path, **{"lora": LORA} | model)
     exported = MergedWeights(*(HeldWeights(dict(variables)) for _ in "ab"), config)
     for name in filter(is_base, variables):
         expected = merged(variables, 1)[name]
         np.testing.assert_allclose(exported.take(name), expected, atol=1e-6, err_msg=name)
-    base = DecodeEngine(tiny_engine.configure(scan_layers=scanned))
+    base = DecodeEngine(tiny_engine.configure(**model | {"lora": {}}))
     plain = {n: a for n, a in merged(variables, 1).items() if is_base(n)}
     np.testing.assert_allclose(base.logprobs(plain, TOKENS), canary, atol=1e-5)
 
@@ -284,7 +311,7 @@ def test_check_lists_the_modules_and_counts_adapters_only():
     memory = json.loads(result.stdout)["memory_bytes"]["rlax.trainer"]
     # 3 layers of 4 matrices [64, 64] and 3 of [64, 256]; rank 4, float32
     size = 3 * 4 * (4 * 128 + 3 * 320)
-    assert memory["copy that is being published"] == memory["parameters"]
+    assert memory["copy that is being published, of the adapters"] == 4 * size
     assert memory["reference policy, of the adapters"] == memory["gradients"] == 4 * size
     assert memory["optimizer state (adamw)"] < 9 * size
     assert memory["parameters"] > 10 * size

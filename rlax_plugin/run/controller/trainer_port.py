@@ -130,6 +130,8 @@ class ControllerPort(TrainerPort):
             call = "waiting for the engine's present call to end, which has the devices"
             self.activity.begins(call, ends_at(key, turn_s))
             self._devices.train(turn_s, key)
+        if first:  # with adapters the first version has a copy of the base
+            self._publisher.wait()
         self._publisher.forget()
         self._current = found
         batch, _ = found

@@ -39,6 +39,9 @@ class Published:
     def again(self):
         self.steps.append(100 + self.steps[-1])
 
+    def wait(self):
+        self.steps.append(-1)
+
     def forget(self):
         self.steps.append(0)
 
@@ -113,7 +116,8 @@ def test_a_step_is_told_in_order(loop):
     # Once: a later step compiles nothing.
     first = "the first train step, which the trainer compiles"
     assert controller.waited_for == ["importing", first]
-    assert publisher.steps == [3, 0, 4, 0, 5]  # 0: forgets the buffers of the one before
+    # -1: waits until the first is written; 0: forgets the buffers of the one before
+    assert publisher.steps == [3, -1, 0, 4, 0, 5]
     assert [done.metrics["loss"] for done in controller.done] == [4, 5]
     assert controller.done[1].times.write_s == 0.25
     for done in controller.done:
@@ -174,7 +178,7 @@ def test_a_version_is_published_again_while_its_batch_is_waited_for(loop):
         port.publish(step, {})
     settle(loop)
     # Version 0 before training begins, and 1 in the second step; it is too late for 0 then.
-    assert publisher.steps == [0, 100, 0, 1, 101, 0, 2] and controller.answers == []
+    assert publisher.steps == [0, 100, -1, 0, 1, 101, 0, 2] and controller.answers == []
     assert [told for told in controller.told if told[0] == "again"] == [("again", 0), ("again", 1)]
 
 
