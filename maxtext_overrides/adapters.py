@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from maxtext_overrides import folding
 from maxtext_overrides.rounding import is_cast
 from maxtext_overrides.upstream.declared import BY_MODULE
 from maxtext_overrides.upstream.override import resolve
@@ -204,14 +205,18 @@ def _applying(stock: Any) -> Any:
             return outputs
         axes = tuple(axis % inputs.ndim for axis in self.axis)
         a, b = (getattr(self, name).get_value().astype(self.dtype) for name in (_A, _B))
-        a = a.reshape(*self.in_features_shape, -1)
+        rows, inputs = inputs.shape[: -len(axes)], inputs.astype(self.dtype)
         contract = functools.partial(
             jax.lax.dot_general, precision=jax.lax.Precision(self.matmul_precision)
         )
-        of_inputs = (axes, tuple(range(len(axes))))
-        low = contract(inputs.astype(self.dtype), a, (of_inputs, ((), ())))
+        if folding.pays() and axes == tuple(range(len(rows), inputs.ndim)):
+            low = contract(inputs.reshape(-1, a.shape[0]), a, (((1,), (0,)), ((), ())))
+        else:
+            of_inputs = (axes, tuple(range(len(axes))))
+            low = contract(inputs, a.reshape(*self.in_features_shape, -1), (of_inputs, ((), ())))
+            rows = low.shape[:-1]
         added = contract(low, b, (((low.ndim - 1,), (0,)), ((), ())))
-        added = added.reshape(*added.shape[:-1], *self.out_features_shape)
+        added = added.reshape(*rows, *self.out_features_shape)
         if slice_bounds is not None:
             added = added[..., slice(*slice_bounds)]
         return outputs + (added * getattr(self, _SCALE)).astype(outputs.dtype)
