@@ -72,8 +72,9 @@ def test_of_adapters_copies_are_kept(on_this_machine) -> None:
     program = train_step("scan_layers=true", "remat_policy=full", lora)
     assert not program.rejected, program.rejected
     kept = LAYERS * 2 * (MLP + WIDTH)
-    version = 4 * (PARAMETERS + kept)
-    assert list(program.beside.values()) == [version, 4 * kept]
+    # The step needs more than the base, whose copy is gone before it.
+    assert program.memory["temporaries"] > 4 * PARAMETERS
+    assert list(program.beside.values()) == [4 * kept, 4 * kept]
 
 
 @pytest.mark.slow
