@@ -55,6 +55,11 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{_A}", f".{_B}"))
 
 
+def of_adapters[T](variables: Mapping[str, T]) -> dict[str, T]:
+    """Returns the variables that are parts of adapters."""
+    return {name: variable for name, variable in variables.items() if is_adapter(name)}
+
+
 def install(allow_untested: bool = False) -> None:
     """Makes MaxText's models have adapters if their config says so, for the rest of the process.
 

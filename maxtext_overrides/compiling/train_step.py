@@ -74,10 +74,7 @@ def compile_train_step(
         version = first = _version(state, shardings, config, rounds)
         kept = _version(state, shardings, config, rounds=False)
         if adapters.enabled(config):
-            version, kept = (
-                {name: like for name, like in of_all.items() if adapters.is_adapter(name)}
-                for of_all in (version, kept)
-            )
+            version, kept = adapters.of_adapters(version), adapters.of_adapters(kept)
         sizes = {True: bytes_per_device(version), False: bytes_per_device(kept)}
         program = compile_measured(
             "train step",

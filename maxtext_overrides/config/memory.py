@@ -95,9 +95,7 @@ def of_training(config: Config, rounds: bool = False, whole_rows: bool = False) 
     trained = nnx.LoRAParam if adapters.enabled(config) else nnx.Param
     parameters, weights = nnx.filter_state(state, trained), published(state)
     version = version_like(weights, config, rounds)
-    each = version
-    if adapters.enabled(config):
-        each = {name: like for name, like in version.items() if adapters.is_adapter(name)}
+    each = adapters.of_adapters(version) if adapters.enabled(config) else version
     of_model = nnx.filter_state(state, nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)))
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)

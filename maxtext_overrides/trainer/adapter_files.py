@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides.adapters import is_adapter
+from maxtext_overrides.adapters import is_adapter, of_adapters
 from maxtext_overrides.models import peft
 from maxtext_overrides.models.merged import BASE_KEY, RecordedBase, base_of, record
 from maxtext_overrides.models.reading import stored_shapes
@@ -112,7 +112,7 @@ def check_first_adapters(config: Any, shapes: Mapping[str, tuple[int, ...]]) -> 
     """
     if (found := first_weights.chosen_adapters(config.get_keys())) is None:
         return
-    expected = {name: shape for name, shape in shapes.items() if is_adapter(name)}
+    expected = of_adapters(shapes)
     if first_weights.is_peft(*found):
         peft.check(config, found[1], expected)
         return
