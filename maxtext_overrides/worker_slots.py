@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_slots(config: SlotsConfig, context: BuildContext, **more: Any) -> DecodeSlots:
-    """Builds the decode engine on this process's devices, without loading or compiling yet.
+    """Builds the decode engine on this process's own devices, without loading or compiling yet.
 
     Args:
       more: further arguments of ``DecodeEngine``.
@@ -46,6 +46,7 @@ def make_slots(config: SlotsConfig, context: BuildContext, **more: Any) -> Decod
         prompt_tokens=section.rollouts.max_prompt_tokens,
         keeps=config.keep_contexts and section.several_turns and not section.deterministic,
         rounds=section.weights.rounded,
+        devices=jax.local_devices(),
         **more,
     )
 
@@ -70,9 +71,11 @@ def worker_config(
     with lean():
         from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT
 
-    own, devices = given_config(context), jax.device_count()
+    own, devices = given_config(context), jax.local_device_count()
     check_slots(context.section.rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context, config, devices) | config.maxtext
+    if jax.process_count() > 1:  # MaxText would count the devices of the trainer's other hosts
+        overrides |= {"internal_compile": True, "internal_compile_num_devices": devices}
     check_mesh({**own.maxtext, **overrides}, devices)
     if of is None:
         return load(own, **overrides)

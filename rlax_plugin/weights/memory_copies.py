@@ -10,6 +10,7 @@ have no checksum: they passed no disk and no network, and the fingerprints cover
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import mmap
 import os
 import secrets
@@ -46,8 +47,11 @@ def this_machine() -> str:
         return ""
 
 
-THIS_PROCESS = f"process:{secrets.token_hex(16)}"
-"""Names this process to its own parameter server: a reader in it gets arrays by reference."""
+THIS_PROCESS = secrets.token_hex(16)
+"""Names this process to its own parameter server: a reader in it gets arrays by reference.
+
+The other hosts of a trainer are told it; by this name, a reader in one of them gets its arrays.
+"""
 
 
 class LetGoError(WeightsUnreadableError):
@@ -55,15 +59,20 @@ class LetGoError(WeightsUnreadableError):
 
 
 class OwnArrays:
-    """The arrays of the newest version, for a reader in the process that made them."""
+    """The arrays of the newest version, for a reader in the process that has them."""
 
     _lock = threading.Lock()  # the publisher's thread gives while the engine's takes
     newest: tuple[bytes, Arrays] = b"", {}
 
     @classmethod
-    def give(cls, arrays: Arrays) -> MemoryCopy:
-        """Replaces the arrays of the version before; they stay as they are on their devices."""
-        token = secrets.token_bytes(16)
+    def give(cls, arrays: Arrays, version: int, trainer: str = THIS_PROCESS) -> MemoryCopy:
+        """Replaces the arrays of the version before; they stay as they are on their devices.
+
+        Args:
+          version: their number.
+          trainer: ``THIS_PROCESS`` of host 0, which announces the version for all hosts.
+        """
+        token = hashlib.blake2b(f"{trainer}:{version}".encode(), digest_size=16).digest()
         with cls._lock:
             cls.newest = token, arrays
         return MemoryCopy(os.getpid(), -1, token)

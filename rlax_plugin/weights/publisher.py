@@ -78,6 +78,27 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     return fingerprint(arrays)
 
 
+def of_this_host(weights: NewWeights, first: bool) -> Arrays | None:
+    """The arrays of a version as readers in the trainer's own processes get them, by reference.
+
+    With several hosts they are computed by all of them: each calls this in the same place.
+
+    Args:
+      first: True for the first version of this process, which takes the place of earlier ones.
+
+    Returns:
+      None: everyone reads the files of this version.
+    """
+    (arrays, *others) = weights.parts.values()
+    if first or others or arrays is None:
+        return None
+    if all(getattr(array, "is_fully_addressable", True) for array in arrays.values()):
+        return arrays
+    from rlax_plugin.weights.host_arrays import on_this_host
+
+    return on_this_host(arrays)
+
+
 def described(name: str, path: str, arrays: Arrays, prints: Mapping[str, Any]) -> VersionPart:
     """The part of a version whose arrays have these fingerprints, see ``fingerprints``."""
     tensors = {
@@ -143,6 +164,8 @@ class Publisher:
       near: the parameter server in this process, which knows the workers of this machine; None: no
         version is offered in memory.
       memory_bytes: largest version that is.
+      on_unwritten: called on the event loop with a version that is not to be written, as only
+        readers in the trainer's processes want it.
 
     Attributes:
       last_s: seconds that writing the last version took.
@@ -168,11 +191,12 @@ class Publisher:
         on_visible: Callable[[WeightVersion], None] = lambda version: None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
         on_converted: Callable[[WeightVersion], None] = lambda version: None,
+        on_unwritten: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._write_part, self._directory = loop, write, directory.rstrip("/")
         self._announcer, self._failures = announcer, failures
         self._on_visible, self._on_published = on_visible, on_published
-        self._on_converted = on_converted
+        self._on_converted, self._on_unwritten = on_converted, on_unwritten
         self.converter: Converter | None = None
         self._deadline_s, self._pace = deadline_s, pace or WriteTimes()
         self._near, self._memory = near, MemoryCopies(memory_bytes)
@@ -188,6 +212,7 @@ class Publisher:
         self._late_conversion: Future[None] | None = None
         self._damaged: tuple[str, ...] = ()  # paths of a version whose files could not be converted
         self._held: tuple[NewWeights, _Prints] | None = None  # until the next step begins
+        self._here: Arrays | None = None  # of the version that is being published
         self._to_write = set[int]()  # the versions that must be on disk whoever reads
         self.last_s, self.last_bytes = 0.0, 0
         self.last_written: tuple[float, float] | None = None
@@ -208,6 +233,8 @@ class Publisher:
             reason = f"part {missing[0]} is not handed over, and the version before has none"
             raise WeightsError(f"version {weights.step}: {reason}")
         prints = {name: fingerprints(a) for name, a in weights.parts.items() if a is not None}
+        if self._near is not None:
+            self._here = of_this_host(weights, self._restart)
         self._held = weights, prints
         self._submit(weights, prints)
 
@@ -338,9 +365,9 @@ class Publisher:
         alone = offered == [True] and self._near and not self._near.watched_elsewhere
         if alone and step not in self._to_write:
             # Nobody else reads it, and a run is not continued from it.
-            self._loop.call_soon_threadsafe(
-                self._on_published, WeightVersion(step, step, tuple(parts.values()), canary)
-            )
+            version = WeightVersion(step, step, tuple(parts.values()), canary)
+            for tell in (self._on_unwritten, self._on_published):
+                self._loop.call_soon_threadsafe(tell, version)
             return 0
         for name, arrays in fresh.items():
             write = functools.partial(self._write_arrays, step, name, arrays)
@@ -370,14 +397,18 @@ class Publisher:
           nothing if it cannot be handed over before.
         """
         self._memory.close()  # the copy of the version before
+        here, self._here = self._here, None
         part, near = version.parts[0], self._near
-        if near is None or self._restart or len(version.parts) > 1 or part.name not in fresh:
+        if near is None or here is None:
             return []
-        arrays, offered = fresh[part.name], list[bool]()
+        offered = list[bool]()
         for inside, watched in ((True, near.watched_inside), (False, near.watched_here)):
             if not watched:
                 continue
-            copy = OwnArrays.give(arrays) if inside else self._memory.add(arrays)
+            if inside:
+                copy = OwnArrays.give(here, version.version)
+            else:
+                copy = self._memory.add(fresh[part.name])
             if copy is not None:
                 self._asks(version.step, f"offering version {version.step} in memory")
                 in_memory = (dataclasses.replace(part, memory=copy),)

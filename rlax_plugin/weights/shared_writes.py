@@ -17,6 +17,7 @@ from rlax_plugin.base.concurrency.loop_thread import result_within
 from rlax_plugin.base.errors import ConfigError, DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.base.files.faults import FaultPoint, reached
 from rlax_plugin.base.text.harmless import one_line
+from rlax_plugin.base.types import WeightVersion
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -148,6 +149,11 @@ class SharedWrites:
 
     def _give_up(self) -> None:
         self._writing = None
+        self._changes.wake()
+
+    def skip(self, version: WeightVersion) -> None:
+        """Tells the other hosts that a version is not written."""
+        self._visible = version.version, {part.name for part in version.parts}
         self._changes.wake()
 
     async def answer(self, request: pb.ChunksRequest, within_s: float) -> pb.ChunksReply:

@@ -83,6 +83,7 @@ def two_hosts() -> Iterator[list[Host]]:
 def test_hosts_write_a_version_together(tmp_path: Path) -> None:
     with two_hosts() as hosts:
         check_prints(hosts)
+        check_here(hosts)
         check_version(hosts, tmp_path / "whole")
         check_killed_host(hosts, tmp_path / "killed")
 
@@ -93,6 +94,13 @@ def check_prints(hosts: list[Host]) -> None:
     expected = {name: int(value) for name, value in fingerprint_numpy(shared).items()}
     asked = [host.asks("fingerprints") for host in hosts]  # one computation of both
     assert [one.result(ANSWER_S) for one in asked] == [expected, expected]
+
+
+def check_here(hosts: list[Host]) -> None:
+    """Each host has all arrays, divided among its four devices where an axis can be."""
+    asked = [host.asks("here") for host in hosts]
+    divided, repeated = 768 + 48 + 3072 + 20 + 8, 7 + 1
+    assert [one.result(ANSWER_S) for one in asked] == [divided + 4 * repeated] * 2
 
 
 def check_version(hosts: list[Host], path: Path) -> None:

@@ -57,6 +57,7 @@ def main(number: int, port: int) -> None:
 
     from rlax_plugin.base.errors import WeightsError
     from rlax_plugin.weights.device_fingerprint import fingerprint
+    from rlax_plugin.weights.host_arrays import on_this_host
 
     devices = np.array(jax.devices()).reshape(2, DEVICES)
     mesh = Mesh(devices, ("host", "device"))
@@ -96,12 +97,23 @@ def main(number: int, port: int) -> None:
             assert np.asarray(shard.data).tobytes() == whole[name][shard.index].tobytes(), name
         return len(shards)
 
+    def here() -> int:
+        """Has both hosts take all arrays; returns the elements that this host's devices hold."""
+        found = on_this_host(shared)
+        assert list(found) == list(shared)
+        own = set(devices[number])
+        for name, array in found.items():
+            assert array.is_fully_addressable and array.sharding.device_set == own, name
+            assert np.asarray(array).tobytes() == whole[name].tobytes(), name
+        return sum(s.data.size for array in found.values() for s in array.addressable_shards)
+
     commands: dict[str, Callable[..., Any]] = {
         "begin": lambda path: store.begin(path, arrays),
         "write": lambda directory: store.write(directory, arrays),
         "commit": lambda path, *rest: store.commit(path, rest[0], arrays, rest[1]),
         "abandon": store.abandon,
         "fingerprints": fingerprints,
+        "here": here,
         "load": load,
     }
     print(json.dumps("ready"), file=answers, flush=True)

@@ -1,5 +1,7 @@
 """Whole runs whose trainer is spread over two hosts: killed, frozen, stopped, and continued.
 
+With workers of their own, and with hosts that generate themselves.
+
 A run is killed twice, each time at another host and in the middle of a weight version; its weights
 are then those of a run that nothing has disturbed. Every start pays for two processes with MaxText
 in them and a worker, so one run is disturbed in as many ways as it takes.
@@ -27,6 +29,12 @@ KEYS = (
     f"steps={STEPS}",
     f"rlax.deadlines.host_s={HOST_S:g}",
     "rlax.objective.kl={coefficient: 0.04, placement: loss}",
+)
+
+# Each host generates on its four devices, two of which share each head; training has fsdp over all.
+COLOCATED = (
+    "rlax.launcher={name: colocated}",
+    "rlax.rollouts.engine.maxtext={ici_tensor_parallelism: 2, ici_fsdp_parallelism: 2}",
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
@@ -147,3 +155,38 @@ def test_a_run_goes_on_with_another_number_of_hosts(base, undisturbed):
     assert status == 0, said
     steps = undisturbed.steps()
     assert len(steps) == STEPS + 1 and steps[-1]["logprob_gap/p95"] < 1e-4
+
+
+@pytest.fixture(scope="module")
+def colocated(base):
+    run = started(base, "colocated", *COLOCATED)
+    status, said = run.end()
+    assert status == 0, said
+    return run
+
+
+def test_hosts_generate_with_their_own_arrays(colocated):
+    names = {name for row in colocated.trained() for name in row["workers"]}
+    assert names == {"colocated", "colocated-1"}
+    assert max(step["logprob_gap/p95"] for step in colocated.steps()) < 5e-6
+    # Only the first version is read from files, and only checkpoints need others.
+    log = (colocated.dir / "logs/trainer.log").read_text()
+    begun = re.findall(r"weights/(\d+)-\w+\.orbax-checkpoint-tmp", log)
+    assert {int(number) for number in begun} == {0, 4, STEPS}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_generates_is_killed_and_the_run_goes_on(base, colocated, lost):
+    name = f"colocated-killed-{lost}"
+    run = started(base, name, *COLOCATED)
+    run.until(lambda: len(lines(run.dir / "metrics.jsonl")) >= 4, "step 4")
+    began_s = time.monotonic()
+    (killed,) = host(run, lost)
+    killed.kill()
+    said = ends_in_time(run, began_s)
+    assert re.search(rf"host {lost} was lost: process \d+ was ended by SIGKILL", said)
+    status, said = started(base, name, *COLOCATED).end()
+    assert status == 0, said
+    assert digests(base / name) == digests(colocated.dir)
+    report = audit(RunFiles(str(base / name)))
+    assert report.clean, report

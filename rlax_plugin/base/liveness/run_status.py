@@ -22,7 +22,10 @@ TIMES = 10
 """A wait that takes so many times as long as usual is a finding of ``rlax doctor``."""
 
 COLOCATED = "colocated"
-"""The name of the worker in the trainer's own process, which takes turns with training."""
+"""The name of the worker in the trainer's own process, which takes turns with training.
+
+Those in the processes of its other hosts have this name with ``-`` and the host's number.
+"""
 
 SILENT = "silent"
 """The state of a worker whose heartbeats are overdue."""

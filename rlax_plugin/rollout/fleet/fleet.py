@@ -86,6 +86,7 @@ class Fleet(rpc.FleetServicer):
       unmade: format of weights -> why this run does not make it; workers that read it are rejected.
       here: id of a worker in this process -> makes the link of a registration; the others are
         called by gRPC.
+      pauses: id of a worker in another host of the trainer -> see ``WorkerLink.paused_s``.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Fleet(rpc.FleetServicer):
         self.had_worker = asyncio.Event()
         self.unmade = dict[str, str]()
         self.here: dict[str, Callable[[], WorkerLink]] = {}
+        self.pauses: dict[str, Callable[[], float]] = {}
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if why := malformed(request):
@@ -190,7 +192,7 @@ class Fleet(rpc.FleetServicer):
             link = here()
         else:
             secret = Secret(request.token, request.certificate)
-            link = RemoteLink(connect(request.address, secret))
+            link = RemoteLink(connect(request.address, secret), self.pauses.get(request.process))
         worker = Worker(
             name=request.worker,
             address=request.address,

@@ -92,12 +92,16 @@ class WorkerLink(ABC):
 class RemoteLink(WorkerLink):
     """A worker in another process.
 
+    Args:
+      paused_s: see ``paused_s``; None: the worker has devices of its own.
+
     Attributes:
       stub: makes the calls.
     """
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, paused_s: Callable[[], float] | None = None):
         self._connection, self.stub = connection, rpc.RolloutStub(connection)
+        self._paused_s = paused_s
 
     async def generate(
         self, requests: Sequence[Request], name: str, side: Callable[[], Mapping[str, SideSpec]]
@@ -126,6 +130,10 @@ class RemoteLink(WorkerLink):
         request = pb.GiveUpRequest(unwanted=attempts, oldest=oldest)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self.stub.GiveUp(request, timeout=within_s)
+
+    def paused_s(self) -> float:
+        """See ``WorkerLink``."""
+        return 0.0 if self._paused_s is None else self._paused_s()
 
     async def close(self, grace_s: float | None) -> None:
         """See ``WorkerLink``."""

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.errors import WorkerError
 from rlax_plugin.base.types import Attempt, Request, SideSpec
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollout.fleet.links import CallError, Heard, WorkerLink
 from rlax_plugin.rollout.fleet.replies import all_contributors
@@ -20,6 +20,13 @@ from rlax_plugin.rollout.worker.rollout_service import RolloutService, check
 from rlax_plugin.rpc.security.secret import Secret, new_token
 from rlax_plugin.rpc.transport.wire import Told
 from rlax_plugin.weights.verification import Reading
+
+
+def longest_call(devices: Devices, deadlines: Deadlines) -> tuple[float, str]:
+    """Seconds that the trainer waits for a call of the engine to end, and the key that says so."""
+    # Workers elsewhere may have filled the batch while this engine is still compiling.
+    names = ("group_s", "startup_s") if devices.compiles() else ("group_s",)
+    return max((getattr(deadlines, name), f"rlax.deadlines.{name}") for name in names)
 
 
 class OwnProcess:

@@ -17,6 +17,7 @@ from rlax_plugin.base.liveness.activity import Activity, ends_at
 from rlax_plugin.base.types import TrainBatch
 from rlax_plugin.ports.orders import Order
 from rlax_plugin.ports.training import Decision, NewWeights, TrainerPort
+from rlax_plugin.rollout.worker.colocated import longest_call
 from rlax_plugin.run.controller.controller import Controller
 from rlax_plugin.run.hosts.following import START
 from rlax_plugin.run.hosts.leading import Leader
@@ -123,10 +124,7 @@ class ControllerPort(TrainerPort):
             self._publish_again(found)
             used_s = time.perf_counter() - began_s
         if self._devices is not None:
-            # Workers elsewhere may have filled the batch while this engine is still compiling.
-            names = ("group_s", "startup_s") if self._devices.compiles() else ("group_s",)
-            turn_s, name = max((getattr(self._section.deadlines, name), name) for name in names)
-            key = f"rlax.deadlines.{name}"
+            turn_s, key = longest_call(self._devices, self._section.deadlines)
             call = "waiting for the engine's present call to end, which has the devices"
             self.activity.begins(call, ends_at(key, turn_s))
             self._devices.train(turn_s, key)

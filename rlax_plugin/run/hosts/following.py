@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.loop_thread import LoopThread, result_within
 from rlax_plugin.base.concurrency.retrying import Pauses
 from rlax_plugin.base.concurrency.threads import BackgroundWorker
@@ -31,6 +32,7 @@ from rlax_plugin.ports.orders import END, Order
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Decision, FollowerPort, NewWeights
 from rlax_plugin.rollout.fleet.package_versions import own_versions
+from rlax_plugin.rollout.worker.colocated import longest_call
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.security.secret import Access
@@ -38,7 +40,8 @@ from rlax_plugin.rpc.transport.channels import describe
 from rlax_plugin.rpc.transport.doors import Connection, connect
 from rlax_plugin.run.hosts import wire
 from rlax_plugin.run.hosts.leading import POLL_S
-from rlax_plugin.weights.publisher import fingerprints
+from rlax_plugin.weights.memory_copies import OwnArrays
+from rlax_plugin.weights.publisher import fingerprints, of_this_host
 
 log = logging.getLogger("rlax.hosts")
 
@@ -57,6 +60,10 @@ class HostZero:
       place: of this host.
       address: host:port of host 0's controller.
       most_bytes: limit for the arrays of an order.
+
+    Attributes:
+      start: identifies the start of host 0 that this host has joined, see ``Leader``.
+      ended: True once host 0 has said that it ends; calls are not made again then.
     """
 
     def __init__(
@@ -68,8 +75,9 @@ class HostZero:
         thread: LoopThread,
         most_bytes: int,
     ):
-        self.place, self._address = place, address
-        self._deadlines, self._thread, self._most_bytes = deadlines, thread, most_bytes
+        self.place, self.address, self.secret = place, address, secret
+        self.start, self.ended = "", False
+        self.deadlines, self._thread, self._most_bytes = deadlines, thread, most_bytes
         self._connection = thread.run(self._connected(address, secret))
         self._stub = rpc.HostsStub(self._connection)
 
@@ -100,7 +108,8 @@ class HostZero:
         reply = self._wait(lambda s: self._stub.Join(request, timeout=s), again_s=0.0)
         if not reply.accepted:
             raise ConfigError("--host", self.place.index, one_line(reply.reason, _LONGEST_REASON))
-        return reply.start
+        self.start = reply.start
+        return self.start
 
     def order(self, number: int) -> Order:
         """Blocks until host 0 has given the order of this number."""
@@ -110,7 +119,7 @@ class HostZero:
             call = self._stub.Batch(request, timeout=timeout_s)
             return await wire.read_order(call, number, self._most_bytes)
 
-        limit_s = self._limit_s + self._deadlines.rpc_s * self._most_bytes / wire.PIECE_BYTES
+        limit_s = self._limit_s + self.deadlines.rpc_s * self._most_bytes / wire.PIECE_BYTES
         while (found := self._wait(ask, limit_s)) is None:
             pass  # it answered: there is no order yet, and its own deadlines count
         return found
@@ -140,12 +149,12 @@ class HostZero:
         return asyncio.run_coroutine_threadsafe(work, self._thread.loop)
 
     def close(self) -> None:
-        self._thread.run_last(self._connection.close(), self._deadlines.rpc_s)
+        self._thread.run_last(self._connection.close(), self.deadlines.rpc_s)
 
     @property
     def _limit_s(self) -> float:
         """Limit of one call, which host 0 answers at the latest after ``POLL_S``."""
-        return POLL_S + self._deadlines.rpc_s
+        return POLL_S + self.deadlines.rpc_s
 
     def _wait[T](
         self,
@@ -154,12 +163,12 @@ class HostZero:
         again_s: float | None = None,
     ) -> T:
         limit_s = limit_s or self._limit_s
-        within_s = self._deadlines.host_s + 2 * limit_s  # of the call and its repetitions
+        within_s = self.deadlines.host_s + 2 * limit_s  # of the call and its repetitions
         work = self._call(ask, limit_s, again_s)
         return result_within(work, self._thread.loop, within_s, self._late)
 
     def _late(self, given_s: float) -> DeadlineError:
-        return DeadlineError(f"an answer of host 0 at {self._address}", given_s, _HOST_S)
+        return DeadlineError(f"an answer of host 0 at {self.address}", given_s, _HOST_S)
 
     async def _call[T](
         self, ask: Callable[[float], Awaitable[T]], limit_s: float, again_s: float | None = None
@@ -170,7 +179,7 @@ class HostZero:
           ask: makes it once, with this limit in seconds.
           again_s: seconds in which it is made again; None: ``host_s``.
         """
-        pauses = Pauses(self._deadlines.host_s if again_s is None else again_s, 2.0)
+        pauses = Pauses(self.deadlines.host_s if again_s is None else again_s, 2.0)
         while True:
             began_s = time.monotonic()
             try:
@@ -183,8 +192,8 @@ class HostZero:
                     grpc.StatusCode.DEADLINE_EXCEEDED,
                     grpc.StatusCode.CANCELLED,
                 )
-                if not passing or pauses.over:
-                    raise TrainingError(f"host 0 at {self._address}: {said}") from error
+                if not passing or self.ended or pauses.over:
+                    raise TrainingError(f"host 0 at {self.address}: {said}") from error
                 log.warning("no answer from host 0 after %.1f s: %s", _since(began_s), said)
             await asyncio.sleep(pauses.next_s())
 
@@ -289,11 +298,14 @@ class FollowedPort(FollowerPort):
     Args:
       zero: a host 0 that this host has joined.
       chunks: writes this host's chunks of weights; None: weights are not written.
+      devices: are given to the trainer with the first order of a step, until it waits for the next
+        step's; None: it has devices of its own.
     """
 
-    def __init__(self, zero: HostZero, chunks: OwnChunks | None):
-        self._zero, self._chunks = zero, chunks
-        self._number = 0
+    def __init__(self, zero: HostZero, chunks: OwnChunks | None, devices: Devices | None = None):
+        self._zero, self._chunks, self._devices = zero, chunks, devices
+        self._number, self._first = 0, True
+        self._step_ended = False
         self._tokens: np.ndarray | None = None
         self.stopped = False
 
@@ -310,11 +322,17 @@ class FollowedPort(FollowerPort):
         Raises:
           EndedError: there is no other order.
         """
+        if self._devices is not None and self._step_ended:
+            self._devices.rest()
         order = self._zero.order(self._number)
         self._number += 1
         if order.kind == END:
+            self._zero.ended = True
             reason = one_line(order.settings.get("reason", ""), _LONGEST_REASON)
             raise EndedError(f"host 0 has ended training{': ' if reason else ''}{reason}")
+        if self._devices is not None and not self._devices.training:
+            self._devices.train(*longest_call(self._devices, self._zero.deadlines))
+        self._step_ended = False
         return order
 
     def take(self, weights: NewWeights) -> None:
@@ -324,6 +342,13 @@ class FollowedPort(FollowerPort):
         # Host 0 launches the same computation at this place; it alone needs the result.
         for arrays in given.values():
             fingerprints(arrays)
+        first, self._first = self._first, False
+        if self._devices is not None:
+            if (here := of_this_host(weights, first)) is not None:
+                OwnArrays.give(here, weights.step, self._zero.start)
+            if first:
+                self._devices.rest()  # the engine is built while the trainer compiles its step
+        self._step_ended = True
         if self._chunks is not None:
             self._chunks.write(weights.step, given)
 

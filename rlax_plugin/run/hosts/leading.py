@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from rlax_plugin.rollout.fleet.package_versions import PackageVersions
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.run.hosts import wire
+from rlax_plugin.weights.memory_copies import THIS_PROCESS
 from rlax_plugin.weights.shared_writes import SharedWrites
 
 log = logging.getLogger("rlax.hosts")
@@ -46,7 +46,7 @@ class Leader(Followers):
       note: shows one line to the user.
 
     Attributes:
-      start: identifies this start of the trainer.
+      start: identifies this start of the trainer, as ``THIS_PROCESS`` of host 0.
       note: as given.
       over: True once no orders and no decisions follow.
       sent_bytes: bytes of the arrays in all orders so far.
@@ -66,7 +66,7 @@ class Leader(Followers):
     ):
         self.place = place
         self._config_hash, self._versions, self.note = config_hash, versions, note
-        self.start = secrets.token_hex(8)
+        self.start = THIS_PROCESS
         self._loop, self._changes = loop, Changes()
         self._lock = threading.Lock()
         self._orders: dict[int, deque[tuple[int, Order]]] = {

@@ -58,7 +58,7 @@ from rlax_plugin.training.objective.loss import ObjectiveSlots
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept_versions import listed_versions, record_versions
 from rlax_plugin.weights.parameter_server import ParameterServer
-from rlax_plugin.weights.publisher import PartWriter, Publisher, by_one_host
+from rlax_plugin.weights.publisher import Publisher, by_one_host
 from rlax_plugin.weights.shared_writes import SharedWrites, shared_writer
 
 
@@ -225,12 +225,16 @@ class _Assembly:
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
         leader = self._leader()
-        if leader is not None and start.devices is not None:
-            reason = (
-                "generates on the devices of one host, and the trainer has several: choose a "
-                "launcher whose workers have devices of their own"
+        shares = start.devices is not None and leader is not None
+        if shares and not isinstance(parameters, ParameterServer):
+            key, reason = (
+                "rlax.weights.parameter_server",
+                (
+                    "must be embedded with several hosts that generate themselves "
+                    f"(launcher {s.launcher.name})"
+                ),
             )
-            raise ConfigError("rlax.launcher", s.launcher.name, reason)
+            raise ConfigError(key, s.weights.parameter_server, reason)
         if leader is not None:
             await asyncio.to_thread(record_start, setup.files, leader)
             start.lead(leader)
@@ -238,11 +242,12 @@ class _Assembly:
         start.show(self._observed)
         await self._start(start)
         near: ParameterServer | None = None
-        if leader is None and isinstance(parameters, ParameterServer):
+        if (leader is None or shares) and isinstance(parameters, ParameterServer):
             near = parameters
+        written = None if leader is None else self._by_all_hosts(store, leader)
         publisher = Publisher(
             loop=asyncio.get_running_loop(),
-            write=by_one_host(store) if leader is None else self._by_all_hosts(store, leader),
+            write=by_one_host(store) if written is None else written.write,
             directory=self._weights_directory,
             announcer=parameters,
             failures=self._supervision,
@@ -253,6 +258,7 @@ class _Assembly:
             on_visible=controller.visible,
             on_published=controller.published,
             on_converted=controller.converted,
+            on_unwritten=(lambda version: None) if written is None else written.skip,
         )
         converts_for(generation.fleet, self._trainer.converter, store, publisher)
         self._supervision.spawn(publisher.show_slow(setup.dashboard.message))
@@ -280,8 +286,8 @@ class _Assembly:
         assert config is not None, "a run has a config"
         return Leader(place, host_hash(config.content), versions, loop, note)
 
-    def _by_all_hosts(self, store: WeightStore, leader: Leader) -> PartWriter:
-        """A writer of parts whose arrays are spread over all hosts.
+    def _by_all_hosts(self, store: WeightStore, leader: Leader) -> SharedWrites:
+        """The writer of parts whose arrays are spread over all hosts.
 
         Raises:
           ConfigError: the store cannot be written by several hosts.
@@ -289,7 +295,7 @@ class _Assembly:
         shared = shared_writer(store, self._section)
         loop, deadline_s = asyncio.get_running_loop(), self._section.deadlines.weights_s
         leader.writes = SharedWrites(shared, leader.place.count, loop, deadline_s)
-        return leader.writes.write
+        return leader.writes
 
     async def _records(self, about: About) -> Records:
         setup, closing = self._setup, self._closing

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from pathlib import Path
 
+from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.loop_thread import LoopThread
 from rlax_plugin.base.concurrency.retrying import Pauses
 from rlax_plugin.base.errors import DeadlineError, RlaxError, TrainingError
@@ -17,14 +21,17 @@ from rlax_plugin.base.liveness.watchdog import Watchdog
 from rlax_plugin.base.text.terminal import quiet
 from rlax_plugin.base.types import Descent, HostPlace
 from rlax_plugin.build import registry_for
-from rlax_plugin.config.identity import host_hash
+from rlax_plugin.config.identity import host_hash, sample_hash
 from rlax_plugin.config.loading import ResolvedConfig, resolve
+from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.reward.functions.copies import read_functions
+from rlax_plugin.rollout.worker.joining import RunToJoin
 from rlax_plugin.rpc.security.run_secrets import token_file as file_of_role
 from rlax_plugin.rpc.security.secret import MissingSecretError, read_secret
 from rlax_plugin.run.controller.chosen import Builder
 from rlax_plugin.run.hosts.following import EndedError, FollowedPort, HostZero, OwnChunks
+from rlax_plugin.run.programs.colocated import worker_of_host
 from rlax_plugin.run.start import descent
 from rlax_plugin.run.start.holder import holder
 from rlax_plugin.run.start.leading import check_hosts, check_shared
@@ -47,6 +54,7 @@ ENDED = 3
 
 _ARRAYS_BYTES = 1024  # of one position of a batch, in all arrays and updates of one order
 _OTHER_BYTES = 64 << 20
+_CLOSE_S = 30.0  # for the engine to close, and for the controller to hear of it
 
 
 def log_file(state_dir: Path, host: int) -> Path:
@@ -102,18 +110,26 @@ def follow(
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
+    launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
+    colocated = launcher.colocated and not section.needs_no_workers
     with quiet(log_path), announced(state_dir, "host", str(place.index)) as mark, Watchdog(mark):
         seeker = Seeker(
             config, state_dir, place, controller, token_file, shared=files, origin=origin
         )
-        return obey(trainer, seeker, chunks)
+        return obey(trainer, seeker, chunks, config if colocated else None)
 
 
-def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks]) -> int:
+def obey(
+    trainer: Trainer,
+    seeker: Seeker,
+    chunks: Callable[[HostZero], OwnChunks],
+    generates: ResolvedConfig | None,
+) -> int:
     """Finds host 0 and follows it until it ends training; returns the exit status.
 
     Args:
       chunks: makes the writer of this host's chunks of weights.
+      generates: the run's config, if this host generates as well; None: it does not.
 
     Raises:
       RlaxError: host 0 rejects this host or cannot be reached, or training failed.
@@ -121,7 +137,8 @@ def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunk
     thread = LoopThread()
     zero = seeker.join(thread)
     writer = chunks(zero)
-    port = FollowedPort(zero, writer)
+    worker = None if generates is None else OwnWorker(zero, generates, thread.loop)
+    port = FollowedPort(zero, writer, None if worker is None else worker.devices)
 
     def stop() -> bool:
         log.warning("a signal arrived: this host tells host 0 to stop")
@@ -132,6 +149,8 @@ def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunk
         with Signals(stop):
             trainer.follow(port)
             port.finish()
+            if worker is not None and not port.stopped:
+                worker.until_the_end()  # of the evaluation that follows
     except EndedError as error:
         log.error("%s", error)
         return ENDED
@@ -140,10 +159,50 @@ def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunk
         _tell(zero, error, seeker.section.deadlines.rpc_s)
         raise
     finally:
+        if worker is not None:
+            worker.close()
         writer.close()
         zero.close()
         thread.close()
     return INTERRUPTED if port.stopped else 0
+
+
+class OwnWorker:
+    """The worker in this process, on the devices of this host; it starts at once.
+
+    A failure ends the run: host 0 is told.
+
+    Args:
+      loop: of the connection to host 0.
+
+    Attributes:
+      devices: those of this host.
+    """
+
+    def __init__(self, zero: HostZero, config: ResolvedConfig, loop: asyncio.AbstractEventLoop):
+        self.devices, self._zero = Devices(), zero
+        content = sample_hash(config.content)
+        run = RunToJoin(zero.address, config.section, content, zero.secret)
+        work = worker_of_host(run, config, self.devices, zero.start, zero.place.index)
+        self._life = asyncio.run_coroutine_threadsafe(work, loop)
+        self._life.add_done_callback(self._ended)
+
+    def _ended(self, life: Future[None]) -> None:
+        if not life.cancelled() and (error := life.exception()) is not None:
+            log.error("the worker in this process has failed: %s", error)
+            self._zero.stop(str(error) or type(error).__name__)
+
+    def until_the_end(self) -> None:
+        """Generates until the run is over, of which the worker hears; raises its error."""
+        self.devices.rest()
+        self._life.result()
+
+    def close(self) -> None:
+        """Ends the worker, if it has not ended."""
+        self.devices.end()
+        self._life.cancel()
+        with suppress(CancelledError, TimeoutError, RlaxError):
+            self._life.result(_CLOSE_S)
 
 
 def _tell(zero: HostZero, error: Exception, deadline_s: float) -> None:

@@ -32,6 +32,7 @@ from rlax_plugin.rollout.fleet.requests import sampling_params
 from rlax_plugin.rollout.fleet.scaling import Decision, Scaler
 from rlax_plugin.rollout.worker.joining import RunToJoin
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.security.callers import Role
 from rlax_plugin.rpc.security.key_ring import on_ring
 from rlax_plugin.rpc.security.operator_certificate import authority_of, served_identity
 from rlax_plugin.rpc.security.run_secrets import RunSecrets, Upkeep, run_secrets
@@ -42,7 +43,7 @@ from rlax_plugin.run.controller.generation import EnvironmentParts, Generation
 from rlax_plugin.run.evaluation.evaluator import Evaluator
 from rlax_plugin.run.evaluation.problems import problem_sets
 from rlax_plugin.run.hosts.leading import HostsService, Leader
-from rlax_plugin.run.programs.colocated import colocated_worker
+from rlax_plugin.run.programs.colocated import colocated_worker, worker_process
 from rlax_plugin.run.start.observed import ObservedRun, StatusService
 from rlax_plugin.run.start.running import Running
 from rlax_plugin.weights.parameter_server import ParameterServer
@@ -156,7 +157,9 @@ class GenerationStart:
             own_versions(section.plugins), allow_others=network.allow_other_versions, note=note
         )
         rpc.add_FleetServicer_to_server(FleetService(fleet, callers, versions), self._server)
-        workers = builder.registry.workers(section)
+        workers, hosts = builder.registry.workers(section), builder.context.hosts
+        if self.devices is not None and hosts is not None and workers is not None:
+            workers *= hosts.count
         pace = Pace(section, fleet.workers, workers, None if training is None else note)
         dispatcher = Dispatcher(
             fleet,
@@ -204,7 +207,13 @@ class GenerationStart:
 
     def lead(self, leader: Leader) -> None:
         """Lets the other hosts of the trainer in; to be called before ``start``."""
-        self._callers.admit(self.secrets.share("host"), "host")
+        # With devices of their own hosts they generate, too: as workers that the trainer trusts.
+        roles: tuple[Role, ...] = ("host",) if self.devices is None else ("host", "worker")
+        self._callers.admit(self.secrets.share("host"), *roles)
+        if (devices := self.devices) is not None:
+            for host in range(1, leader.place.count):  # which all train at the same time
+                process = worker_process(leader.start, host)
+                self.made.fleet.pauses[process] = lambda: devices.trained_s
         rpc.add_HostsServicer_to_server(HostsService(leader), self._server)
 
     def show(self, observed: ObservedRun) -> None:

@@ -16,6 +16,7 @@ from rlax_plugin.base.errors import (
     WeightsError,
     WeightsUnwritableError,
 )
+from rlax_plugin.base.types import VersionPart, WeightVersion
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.run.hosts import leading
 from rlax_plugin.run.hosts.following import OwnChunks
@@ -113,6 +114,20 @@ def test_parts_and_versions_follow_each_other(hosts):
     assert [call[1] for call in own.calls if call[0] == "commit"] == [
         f"{WEIGHTS}/{name}" for name in names
     ]
+
+
+def test_a_version_that_is_not_written_is_not_waited_for(hosts):
+    writes, own, other, chunks = hosts
+    chunks.write(4, {"base": ARRAYS})
+    unwritten = WeightVersion(4, 4, (VersionPart("base", f"{WEIGHTS}/4"),))
+    writes._loop.call_soon_threadsafe(writes.skip, unwritten)
+    chunks.wait()
+    assert not other.calls
+    chunks.write(5, {"base": ARRAYS})
+    writes.write(5, "base", f"{WEIGHTS}/5", ARRAYS)
+    chunks.wait()
+    assert other.calls == [("write", f"{WEIGHTS}/5.tmp")]
+    assert own.calls[-1][0] == "commit"
 
 
 def test_what_one_host_cannot_write_is_written_again_elsewhere(hosts):

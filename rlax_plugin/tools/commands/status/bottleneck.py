@@ -71,7 +71,7 @@ def _why_waiting(found: ControllerStatus, waits: float) -> str:
             f"reward processes are busy for {found.rewards_used:.0%} of the time: raise "
             "rlax.reward_processes"
         )
-    if all(one.name == COLOCATED for one in ready):
+    if all(one.name.partition("-")[0] == COLOCATED for one in ready):
         return (
             ", because training and generation take turns on the same devices; a worker with "
             "devices of its own would share the generation"

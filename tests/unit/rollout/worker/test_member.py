@@ -90,7 +90,7 @@ class Own(Counting):
 
 def offered(number: int) -> WeightVersion:
     """A version that no file has."""
-    copy = OwnArrays.give({"w": np.zeros(1, np.float32)})
+    copy = OwnArrays.give({"w": np.zeros(1, np.float32)}, number)
     (part,) = (version := make_version(number, "/w/never")).parts
     return replace(version, parts=(replace(part, memory=copy),))
 

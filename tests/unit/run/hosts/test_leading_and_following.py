@@ -1,6 +1,8 @@
 """Host 0 and another host over a real connection: orders, decisions, stops, and who may join."""
 
 import asyncio
+import functools
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 from led import COORDINATOR, HASH, TOKEN, led_by_host_0
 from waiting import wait_until
 
-from rlax_plugin.base.errors import ConfigError, TrainingError
+from rlax_plugin.base.concurrency.devices import Devices
+from rlax_plugin.base.errors import ConfigError, DeadlineError, TrainingError
 from rlax_plugin.base.types import HostPlace
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.orders import Order
@@ -16,6 +19,9 @@ from rlax_plugin.ports.training import Decision
 from rlax_plugin.run.hosts import following, leading
 from rlax_plugin.run.hosts.following import START, EndedError, FollowedPort, HostZero
 from rlax_plugin.run.start import leading as leading_start
+from rlax_plugin.weights.memory_copies import LetGoError, OwnArrays
+
+WEIGHTS = {"w": np.ones(2, np.float32)}
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +124,51 @@ def test_a_host_that_waits_hears_of_the_end_with_its_reason(led, reason):
     with pytest.raises(EndedError, match=f"host 0 has ended training(: {reason})?$"):
         port.next_order()
     led.thread.run(led.leader.heard_the_end(600), 60)  # at once
+
+
+def test_another_host_generates_between_the_orders_of_two_steps_only(led):
+    """The first version is read from its files; a later one is the host's own arrays."""
+    devices = Devices()
+    port = FollowedPort(led.joined(), None, devices)
+    order = functools.partial(led.leader.tell_all, Order("update"))
+    try:
+        port.publish(0, WEIGHTS)
+        assert not devices.training and devices.rested.done()
+        order()
+        port.next_order()
+        assert devices.training
+        order()
+        port.next_order()  # of the same step
+        assert devices.training
+        port.publish(1, WEIGHTS)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(port.next_order)
+            with devices.generating():  # host 0's batch waits for the end of this call
+                order()
+                time.sleep(0.3)
+                assert not waiting.done()
+            waiting.result(60)
+        assert devices.training
+        announced = OwnArrays.give({}, 1).token, OwnArrays.give({}, 2).token  # by host 0
+        assert port._zero.start == led.leader.start
+        port.publish(1, WEIGHTS)
+        with pytest.raises(LetGoError):
+            OwnArrays.take(announced[1])
+        assert OwnArrays.take(announced[0])["w"] is WEIGHTS["w"]
+    finally:
+        OwnArrays.forget()
+
+
+@pytest.mark.parametrize("compiles, key", [(False, "group_s"), (True, "startup_s")])
+def test_a_call_of_another_host_s_engine_that_hangs_is_named(led, compiles, key):
+    devices, zero = Devices(), led.joined()
+    zero.deadlines = zero.deadlines.model_copy(update={"group_s": 0.1, "startup_s": 0.2})
+    devices.compiles = lambda: compiles
+    port = FollowedPort(zero, None, devices)
+    port.publish(0, WEIGHTS)
+    led.leader.tell_all(Order("update"))
+    with devices.generating(), pytest.raises(DeadlineError, match=f"rlax.deadlines.{key}"):
+        port.next_order()
 
 
 def test_host_0_does_not_wait_for_a_host_that_hears_nothing(led):
