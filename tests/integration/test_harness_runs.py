@@ -125,6 +125,7 @@ def test_a_trainer_killed_while_a_program_plays_goes_on_and_trains_what_was_samp
     assert len(answers) > 20 and answers.items() <= turns.items()
 
 
+@pytest.mark.ci
 def test_a_reward_process_killed_while_a_program_plays_costs_no_episode_and_trains_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

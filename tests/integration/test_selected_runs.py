@@ -32,6 +32,7 @@ def train(directory: Path, kill_at: str = "") -> int:
     return done.returncode
 
 
+@pytest.mark.ci
 def test_a_killed_run_selects_the_same_samples(tmp_path, monkeypatch, capfd):
     train(tmp_path / "undisturbed")
     for point in KILLS:

@@ -225,6 +225,7 @@ def test_gradients_are_those_of_finite_differences(tmp_path):
     assert at_start(tmp_path, look) == 14
 
 
+@pytest.mark.ci
 def test_a_training_that_continues_needs_its_base(tmp_path):
     """The base comes from a checkpoint; MaxText alone would make one from the seed."""
     full = tests.train(

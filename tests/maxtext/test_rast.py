@@ -263,6 +263,7 @@ def test_training_is_refused(runs):
         check_start(config, registry_for(config.section), remote=False)
 
 
+@pytest.mark.ci
 def test_rlax_eval_measures_it(runs):
     where = f"after: {runs.directory}/after@0, before: {runs.directory}/before@0"
     done = subprocess.run(

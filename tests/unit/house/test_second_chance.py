@@ -105,6 +105,7 @@ def test_flakes_are_printed_and_do_not_fail_the_run(planted: Planted, tmp_path: 
     assert flakes.read_text().count("FLAKY ") == 3 and "says this" in flakes.read_text()
 
 
+@pytest.mark.ci
 def test_only_what_passes_alone_is_a_flake(planted: Planted) -> None:
     """Not what is skipped then, nor what fails again where its file ends."""
     status, out = planted.run(FLAKY.format(count=1), SKIPS, ENDS_BADLY)
