@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from examples import examples
+from examples import TIMES, examples
 from hypothesis import HealthCheck, settings
 from leftovers import Leftovers
 from second_chance import SecondChance
@@ -89,7 +89,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the tests that may take longest come first: at the end one would run alone."""
+    """Files with the tests that may take longest come first: at the end one would run alone.
+
+    A property test has as much more time as it has more examples. Its time must not end while
+    others would do: hypothesis takes that for a failed example, and tries smaller ones for ever.
+    """
+    for item in items:
+        if TIMES > 1 and item.get_closest_marker("property") is not None:
+            item.add_marker(pytest.mark.timeout(TIMES * float(item.config.getini("timeout"))))
 
     def limit_s(item: pytest.Item) -> float:
         mark = item.get_closest_marker("timeout")
