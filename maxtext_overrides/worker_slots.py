@@ -75,7 +75,8 @@ def worker_config(
     check_slots(context.section.rollouts, devices)
     overrides = FASTEST_LAYOUT | sizes(context, config, devices) | config.maxtext
     if jax.process_count() > 1:  # MaxText would count the devices of the trainer's other hosts
-        overrides |= {"internal_compile": True, "internal_compile_num_devices": devices}
+        counted = {"internal_compile": True, "internal_compile_num_devices": devices}
+        overrides |= {**counted, "num_slices": 1}
     check_mesh({**own.maxtext, **overrides}, devices)
     if of is None:
         return load(own, **overrides)

@@ -83,10 +83,12 @@ def join(context: BuildContext, given: ResolvedConfig, added_rows: int) -> Resol
 
 
 def _was_on_hosts(context: BuildContext) -> bool:
-    """True if the run that is evaluated or replayed here was trained with ``--hosts``."""
-    run = context.replays or context.run_url
-    record = RunFiles(run).get_json("config.json") if run else None
-    return bool(record and record.get("hosts"))
+    """True if the run that is continued, evaluated or replayed was trained with ``--hosts``."""
+    if not (run := context.replays or context.run_url):
+        return False
+    # The config is of the newest start, which may be without; the other is that of several hosts.
+    records = (RunFiles(run).get_json(name) or {} for name in ("config.json", "hosts.json"))
+    return any(record.get("hosts") for record in records)
 
 
 def _devices(given: ResolvedConfig, section: RlaxSection, added_rows: int) -> int:

@@ -622,7 +622,7 @@ class Launcher(ABC):
         line of its log, and when it is tried again. The run shows each sentence once, and in its
         status.
       scaling: the rule by which the controller decides on the number of workers; None: it does not.
-      colocated: True if the controller has a worker in its own process, on the trainer's devices.
+      colocated: True if each process of the trainer has a worker, on the trainer's devices.
     """
 
     restarts: int = 0

@@ -574,14 +574,16 @@ class JoinRequest(_message.Message):
     def __init__(self, host: _Optional[int] = ..., hosts: _Optional[int] = ..., coordinator: _Optional[str] = ..., config_hash: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., process: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("accepted", "reason", "start")
+    __slots__ = ("accepted", "reason", "start", "generates")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    GENERATES_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     start: str
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., start: _Optional[str] = ...) -> None: ...
+    generates: bool
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., start: _Optional[str] = ..., generates: _Optional[bool] = ...) -> None: ...
 
 class BatchRequest(_message.Message):
     __slots__ = ("host", "number")

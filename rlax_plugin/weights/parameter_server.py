@@ -67,7 +67,7 @@ class ParameterServer(rpc.ParameterServerServicer):
     Attributes:
       streams: sends the files of versions.
       watched_here: open watches of readers that can read copies in this machine's memory.
-      watched_inside: open watches of readers in this process.
+      watched_inside: open watches of readers in the trainer's processes.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._closed = False
         self._watches = self.watched_here = self.watched_inside = 0  # that are open
         self._machine = this_machine()
-        # In memory, perhaps not published yet: for readers of this machine, and in this process.
+        # In memory, perhaps not published yet: for readers of this machine, and of the trainer.
         self._offered: dict[str, WeightVersion] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -124,7 +124,7 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     @property
     def watched_elsewhere(self) -> int:
-        """Open watches of readers in other processes."""
+        """Open watches of readers in other processes than the trainer's."""
         return self._watches - self.watched_inside
 
     async def offer(self, version: WeightVersion, inside: bool) -> None:
@@ -133,7 +133,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         Nothing else knows of it until it is published.
 
         Args:
-          inside: True if readers in this process can, False if the others of this machine can.
+          inside: True if readers in the trainer's processes can, False if others of this machine
+            can.
         """
         self._offered[THIS_PROCESS if inside else self._machine] = version
         self._wake()

@@ -243,7 +243,7 @@ class Publisher:
         self._pending.add_done_callback(self._ended)
 
     def will_write(self, *steps: int) -> None:
-        """Has versions written even if only readers in this process want them; any thread."""
+        """Has versions written even if only the trainer's processes read them; any thread."""
         self._to_write.update(steps)
 
     def holds(self, version: int) -> bool:
@@ -393,8 +393,8 @@ class Publisher:
         The first one of a process is not: it takes the place of versions of an earlier process.
 
         Returns:
-          True if readers in this process can have it, and False if others of this machine can;
-          nothing if it cannot be handed over before.
+          True if readers in the trainer's processes can have it, and False if others of this
+          machine can; nothing if it cannot be handed over before.
         """
         self._memory.close()  # the copy of the version before
         here, self._here = self._here, None
@@ -554,6 +554,7 @@ class Publisher:
         """
         self._closed.set()
         self.forget()
+        self._here = None
         ended = self._worker.end(0.0 if self._hung else self._deadline_s)
         if ended:  # else its thread may be making a copy
             self._memory.close()

@@ -97,10 +97,16 @@ def main(number: int, port: int) -> None:
             assert np.asarray(shard.data).tobytes() == whole[name][shard.index].tobytes(), name
         return len(shards)
 
-    def here() -> int:
-        """Has both hosts take all arrays; returns the elements that this host's devices hold."""
-        found = on_this_host(shared)
-        assert list(found) == list(shared)
+    def here(order: list[int]) -> int:
+        """Has both hosts take all arrays; returns the elements that this host's devices hold.
+
+        Args:
+          order: of the devices in the arrays' mesh.
+        """
+        axes = Mesh(devices.flat[order].reshape(devices.shape), ("host", "device"))
+        across = {n: NamedSharding(axes, PartitionSpec(*s[2])) for n, s in SPECS.items()}
+        found = on_this_host({n: placed(n, sharding) for n, sharding in across.items()})
+        assert found.keys() == shared.keys()
         own = set(devices[number])
         for name, array in found.items():
             assert array.is_fully_addressable and array.sharding.device_set == own, name

@@ -87,7 +87,7 @@ class MemoryCopy:
 
     @property
     def by_reference(self) -> bool:
-        """True if it is for a reader in the process that has it."""
+        """True if it is for a reader in a process of the trainer, which has it."""
         return self.descriptor < 0
 
 
@@ -209,7 +209,7 @@ class WeightVersion:
 
     @property
     def by_reference(self) -> bool:
-        """True if it is the trainer's own arrays, for a reader in the same process."""
+        """True if it is the trainer's own arrays, for readers in its processes."""
         return all(part.memory is not None and part.memory.by_reference for part in self.parts)
 
     @property

@@ -63,7 +63,9 @@ class HostZero:
 
     Attributes:
       start: identifies the start of host 0 that this host has joined, see ``Leader``.
+      generates: see ``Leader``; of that start.
       ended: True once host 0 has said that it ends; calls are not made again then.
+      failure: of this host's worker, which the wait for an order raises; None: it has not failed.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class HostZero:
         most_bytes: int,
     ):
         self.place, self.address, self.secret = place, address, secret
-        self.start, self.ended = "", False
+        self.start, self.generates, self.ended = "", False, False
+        self.failure: BaseException | None = None
         self.deadlines, self._thread, self._most_bytes = deadlines, thread, most_bytes
         self._connection = thread.run(self._connected(address, secret))
         self._stub = rpc.HostsStub(self._connection)
@@ -108,11 +111,15 @@ class HostZero:
         reply = self._wait(lambda s: self._stub.Join(request, timeout=s), again_s=0.0)
         if not reply.accepted:
             raise ConfigError("--host", self.place.index, one_line(reply.reason, _LONGEST_REASON))
-        self.start = reply.start
+        self.start, self.generates = reply.start, reply.generates
         return self.start
 
     def order(self, number: int) -> Order:
-        """Blocks until host 0 has given the order of this number."""
+        """Blocks until host 0 has given the order of this number.
+
+        Raises:
+          RlaxError: the worker of this host has failed.
+        """
         request = pb.BatchRequest(host=self.place.index, number=number)
 
         async def ask(timeout_s: float) -> Order | None:
@@ -120,8 +127,12 @@ class HostZero:
             return await wire.read_order(call, number, self._most_bytes)
 
         limit_s = self._limit_s + self.deadlines.rpc_s * self._most_bytes / wire.PIECE_BYTES
-        while (found := self._wait(ask, limit_s)) is None:
-            pass  # it answered: there is no order yet, and its own deadlines count
+        found: Order | None = None
+        while found is None:
+            if self.failure is not None:
+                raise self.failure
+            # None: it answered that there is no order yet, and its own deadlines count.
+            found = self._wait(ask, limit_s)
         return found
 
     def decide(self, step: int) -> Decision | None:
@@ -289,7 +300,15 @@ def _names(path: str) -> list[str]:
 
 
 class EndedError(TrainingError):
-    """Host 0 has ended training before this host did."""
+    """Host 0 has ended training before this host did.
+
+    Args:
+      reason: its error; "": it has none.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(f"host 0 has ended training{': ' if reason else ''}{reason}")
+        self.reason = reason
 
 
 class FollowedPort(FollowerPort):
@@ -329,7 +348,7 @@ class FollowedPort(FollowerPort):
         if order.kind == END:
             self._zero.ended = True
             reason = one_line(order.settings.get("reason", ""), _LONGEST_REASON)
-            raise EndedError(f"host 0 has ended training{': ' if reason else ''}{reason}")
+            raise EndedError(reason)
         if self._devices is not None and not self._devices.training:
             self._devices.train(*longest_call(self._devices, self._zero.deadlines))
         self._step_ended = False
@@ -353,9 +372,24 @@ class FollowedPort(FollowerPort):
             self._chunks.write(weights.step, given)
 
     def finish(self) -> None:
-        """Returns once the last weights are visible; raises their error."""
+        """Returns once the last weights are visible, and what follows training has ended.
+
+        This host generates until then, if it does at all.
+
+        Raises:
+          EndedError: what follows training has failed.
+          RlaxError: the weights are not visible, or the worker of this host has failed.
+        """
         if self._chunks is not None:
             self._chunks.wait()
+        if self._devices is None or self.stopped:
+            return
+        self._devices.rest()
+        try:
+            self.next_order()
+        except EndedError as end:
+            if end.reason:
+                raise
 
     def decide(self, step: int) -> Decision:
         while (decision := self._zero.decide(step)) is None:

@@ -44,8 +44,10 @@ class Leader(Followers):
       versions: rejects hosts with other packages.
       loop: the event loop of the service.
       note: shows one line to the user.
+      generates: True if every host has a worker on its own devices.
 
     Attributes:
+      generates: as given.
       start: identifies this start of the trainer, as ``THIS_PROCESS`` of host 0.
       note: as given.
       over: True once no orders and no decisions follow.
@@ -63,8 +65,9 @@ class Leader(Followers):
         versions: PackageVersions,
         loop: asyncio.AbstractEventLoop,
         note: Callable[[str], None],
+        generates: bool = False,
     ):
-        self.place = place
+        self.place, self.generates = place, generates
         self._config_hash, self._versions, self.note = config_hash, versions, note
         self.start = THIS_PROCESS
         self._loop, self._changes = loop, Changes()
@@ -101,6 +104,11 @@ class Leader(Followers):
         """Passes on the decision at the end of a step; called on the trainer's thread."""
         self._decided = step, decision
         self._loop.call_soon_threadsafe(self._changes.wake)
+
+    @property
+    def stops(self) -> bool:
+        """True once it is decided that training stops before its end."""
+        return self._decided is not None and self._decided[1].stop
 
     def end(self, reason: str = "") -> None:
         """Tells all other hosts that no orders follow.
@@ -221,7 +229,9 @@ class HostsService(rpc.HostsServicer):
             log.warning("host %d was rejected: %s", request.host, reason)
         elif not known:
             leader.note(f"host {request.host} of {leader.place.count} has joined")
-        return pb.JoinReply(accepted=not reason, reason=reason, start=leader.start)
+        return pb.JoinReply(
+            accepted=not reason, reason=reason, start=leader.start, generates=leader.generates
+        )
 
     async def Batch(self, request: pb.BatchRequest, context: Any) -> AsyncIterator[pb.OrderPiece]:
         await self._joined(request.host, context)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import NamedTuple
 
 from rlax_plugin.base.concurrency.devices import CALL, Devices
 from rlax_plugin.base.concurrency.threads import on_daemon
@@ -44,29 +45,15 @@ async def colocated_worker(
       RlaxError: the engine cannot be built, has failed or hangs, or its weights are wrong. The run
         must end, as it cannot have another one in this process.
     """
-    section = run.section
+    named = _Named(COLOCATED, PROCESS, THIS_PROCESS)
     async with _engine(run, config, devices) as engine:
-        member = Member(
-            name=COLOCATED,
-            run=run,
-            endpoint=OwnProcess(run.controller, run.secret.certificate),
-            engine=engine,
-            on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
-            progress=lambda health, loading: service.progress(health, loading),
-            memory=THIS_PROCESS,
-            paused_s=lambda: devices.trained_s,
-        )
-        service = RolloutService(
-            engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
-        )
-        fleet.here[PROCESS] = lambda: ColocatedLink(service, engine, section, devices)
+        place = OwnProcess(run.controller, run.secret.certificate)
+        member, service = _joining(run, engine, devices, place, named)
+        fleet.here[PROCESS] = lambda: ColocatedLink(service, engine, run.section, devices)
         try:
-            await _live(member, devices, section.deadlines.group_s)
+            await _live(member, service, devices, run.section.deadlines.group_s)
         finally:
             del fleet.here[PROCESS]
-            await member.leave()
-            service.stop_generating("the run is over")
-            service.end_calls()
 
 
 async def worker_of_host(
@@ -83,36 +70,16 @@ async def worker_of_host(
     Raises:
       RlaxError: see ``colocated_worker``.
     """
-    section, name, place = run.section, worker_name(host), Place(own_address(run.controller))
+    named = _Named(f"{COLOCATED}-{host}", worker_process(trainer, host), trainer)
+    place = Place(own_address(run.controller))
     async with _engine(run, config, devices) as engine:
-        with Endpoint(place, engine, name=name) as endpoint:
-            member = Member(
-                name=name,
-                run=run,
-                endpoint=endpoint,
-                engine=engine,
-                on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
-                progress=lambda health, loading: service.progress(health, loading),
-                process=worker_process(trainer, host),
-                memory=trainer,
-                paused_s=lambda: devices.trained_s,
-            )
-            service = RolloutService(
-                engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
-            )
+        with Endpoint(place, engine, name=named.name) as endpoint:
+            member, service = _joining(run, engine, devices, endpoint, named)
             await endpoint.start(service)
             try:
-                await _live(member, devices, section.deadlines.group_s)
+                await _live(member, service, devices, run.section.deadlines.group_s)
             finally:
-                await member.leave()
-                service.stop_generating("the run is over")
-                service.end_calls()
                 await endpoint.server.stop(_END_S)
-
-
-def worker_name(host: int) -> str:
-    """The name of the worker of another host than 0."""
-    return f"{COLOCATED}-{host}"
 
 
 def worker_process(trainer: str, host: int) -> str:
@@ -122,6 +89,39 @@ def worker_process(trainer: str, host: int) -> str:
       trainer: identifies host 0's start, see ``Leader``.
     """
     return f"{trainer}h{host}"
+
+
+class _Named(NamedTuple):
+    """The name of a worker, the id of its process, and the memory that it reads; see ``Member``."""
+
+    name: str
+    process: str
+    memory: str
+
+
+def _joining(
+    run: RunToJoin,
+    engine: RolloutEngine,
+    devices: Devices,
+    endpoint: Endpoint | OwnProcess,
+    named: _Named,
+) -> tuple[Member, RolloutService]:
+    """Returns a worker that has not joined yet, and its service."""
+    member = Member(
+        name=named.name,
+        run=run,
+        endpoint=endpoint,
+        engine=engine,
+        on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
+        progress=lambda health, loading: service.progress(health, loading),
+        process=named.process,
+        memory=named.memory,
+        paused_s=lambda: devices.trained_s,
+    )
+    service = RolloutService(
+        engine, run.section, on_wanted=member.want, has_weights=lambda: member.holds_weights
+    )
+    return member, service
 
 
 @asynccontextmanager
@@ -158,10 +158,10 @@ async def _engine(
             log.error("the rollout engine did not close: %s", problem)
 
 
-async def _live(member: Member, devices: Devices, call_s: float) -> None:
+async def _live(member: Member, service: RolloutService, devices: Devices, call_s: float) -> None:
     """Lives until the run is over, or until a call of the engine takes longer than ``call_s``.
 
-    Neither training nor any other sample goes on beside such a call.
+    Then it leaves the run. Neither training nor any other sample goes on beside such a call.
 
     Raises:
       DeadlineError: a call did; those of an engine that compiles have ``startup_s``.
@@ -175,6 +175,9 @@ async def _live(member: Member, devices: Devices, call_s: float) -> None:
     finally:
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
+        await member.leave()
+        service.stop_generating("the run is over")
+        service.end_calls()
 
 
 def _close_unused(building: Future[RolloutEngine]) -> None:

@@ -224,7 +224,7 @@ class _Assembly:
             exported = PrometheusTracker(controller.counts, controller.worker_figures, s.network)
             records.trackers.append(exported)
             note(f"metrics for Prometheus: {exported.url}")
-        leader = self._leader()
+        leader = self._leader(generates=start.devices is not None)
         shares = start.devices is not None and leader is not None
         if shares and not isinstance(parameters, ParameterServer):
             key, reason = (
@@ -275,7 +275,7 @@ class _Assembly:
         reason = cannot_convert(self._weights_directory, key)
         return {SAFETENSORS: reason} if reason else {}
 
-    def _leader(self) -> Leader | None:
+    def _leader(self, generates: bool) -> Leader | None:
         s, place = self._section, self._builder.context.hosts
         if place is None or not place.several:
             return None
@@ -284,7 +284,7 @@ class _Assembly:
         loop = asyncio.get_running_loop()
         config = self._builder.context.config
         assert config is not None, "a run has a config"
-        return Leader(place, host_hash(config.content), versions, loop, note)
+        return Leader(place, host_hash(config.content), versions, loop, note, generates)
 
     def _by_all_hosts(self, store: WeightStore, leader: Leader) -> SharedWrites:
         """The writer of parts whose arrays are spread over all hosts.

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 from rlax_plugin.base.concurrency.devices import Devices
 from rlax_plugin.base.concurrency.loop_thread import LoopThread
@@ -23,7 +23,6 @@ from rlax_plugin.base.types import Descent, HostPlace
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.identity import host_hash, sample_hash
 from rlax_plugin.config.loading import ResolvedConfig, resolve
-from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.reward.functions.copies import read_functions
 from rlax_plugin.rollout.worker.joining import RunToJoin
@@ -44,6 +43,7 @@ from rlax_plugin.run.start.run_directory import (
 )
 from rlax_plugin.run.start.signals import Signals
 from rlax_plugin.run.state.endpoints import endpoints
+from rlax_plugin.weights.memory_copies import OwnArrays
 from rlax_plugin.weights.shared_writes import shared_writer
 
 log = logging.getLogger("rlax.hosts")
@@ -110,26 +110,18 @@ def follow(
     def chunks(zero: HostZero) -> OwnChunks:
         return OwnChunks(zero, store, directory, deadline_s)
 
-    launcher: Launcher = builder.part("launcher", section.launcher, "rlax.launcher")
-    colocated = launcher.colocated and not section.needs_no_workers
     with quiet(log_path), announced(state_dir, "host", str(place.index)) as mark, Watchdog(mark):
         seeker = Seeker(
             config, state_dir, place, controller, token_file, shared=files, origin=origin
         )
-        return obey(trainer, seeker, chunks, config if colocated else None)
+        return obey(trainer, seeker, chunks)
 
 
-def obey(
-    trainer: Trainer,
-    seeker: Seeker,
-    chunks: Callable[[HostZero], OwnChunks],
-    generates: ResolvedConfig | None,
-) -> int:
+def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunks]) -> int:
     """Finds host 0 and follows it until it ends training; returns the exit status.
 
     Args:
       chunks: makes the writer of this host's chunks of weights.
-      generates: the run's config, if this host generates as well; None: it does not.
 
     Raises:
       RlaxError: host 0 rejects this host or cannot be reached, or training failed.
@@ -137,7 +129,7 @@ def obey(
     thread = LoopThread()
     zero = seeker.join(thread)
     writer = chunks(zero)
-    worker = None if generates is None else OwnWorker(zero, generates, thread.loop)
+    worker = OwnWorker(zero, seeker.config, thread.loop) if zero.generates else None
     port = FollowedPort(zero, writer, None if worker is None else worker.devices)
 
     def stop() -> bool:
@@ -149,8 +141,6 @@ def obey(
         with Signals(stop):
             trainer.follow(port)
             port.finish()
-            if worker is not None and not port.stopped:
-                worker.until_the_end()  # of the evaluation that follows
     except EndedError as error:
         log.error("%s", error)
         return ENDED
@@ -170,7 +160,7 @@ def obey(
 class OwnWorker:
     """The worker in this process, on the devices of this host; it starts at once.
 
-    A failure ends the run: host 0 is told.
+    Its failure is that of this host, see ``HostZero.failure``.
 
     Args:
       loop: of the connection to host 0.
@@ -180,29 +170,28 @@ class OwnWorker:
     """
 
     def __init__(self, zero: HostZero, config: ResolvedConfig, loop: asyncio.AbstractEventLoop):
-        self.devices, self._zero = Devices(), zero
+        self.devices, self._zero, self._loop = Devices(), zero, loop
+        self._life: asyncio.Task[None] | None = None
+        self._over: Future[None] = Future()
         content = sample_hash(config.content)
         run = RunToJoin(zero.address, config.section, content, zero.secret)
         work = worker_of_host(run, config, self.devices, zero.start, zero.place.index)
-        self._life = asyncio.run_coroutine_threadsafe(work, loop)
+        loop.call_soon_threadsafe(self._begin, work)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._life = self._loop.create_task(work)
         self._life.add_done_callback(self._ended)
 
-    def _ended(self, life: Future[None]) -> None:
-        if not life.cancelled() and (error := life.exception()) is not None:
-            log.error("the worker in this process has failed: %s", error)
-            self._zero.stop(str(error) or type(error).__name__)
-
-    def until_the_end(self) -> None:
-        """Generates until the run is over, of which the worker hears; raises its error."""
-        self.devices.rest()
-        self._life.result()
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        if not life.cancelled():
+            self._zero.failure = life.exception()
+        self._over.set_result(None)
 
     def close(self) -> None:
-        """Ends the worker, if it has not ended."""
-        self.devices.end()
-        self._life.cancel()
-        with suppress(CancelledError, TimeoutError, RlaxError):
-            self._life.result(_CLOSE_S)
+        """Ends the worker, if it has not ended; waits for its engine to close."""
+        self._loop.call_soon_threadsafe(lambda: self._life and self._life.cancel())
+        wait([self._over], _CLOSE_S)
+        OwnArrays.forget()
 
 
 def _tell(zero: HostZero, error: Exception, deadline_s: float) -> None:
@@ -237,7 +226,7 @@ class Seeker:
         shared: RunFiles,
         origin: Descent | None = None,
     ):
-        self.section = config.section
+        self.config, self.section = config, config.section
         self._state_dir, self._place, self._controller = state_dir, place, controller
         self._token_file = Path(token_file) if token_file else file_of_role(state_dir, "host")
         self._hash = host_hash(config.content)

@@ -87,6 +87,8 @@ def led(
 ) -> Iterator[None]:
     """Passes on the other hosts' requests to stop, and tells them when no orders follow.
 
+    Hosts that generate do until then.
+
     Args:
       leader: None: there are no other hosts.
       on_stop: see ``Leader``.
@@ -106,3 +108,5 @@ def led(
         thread.run_last(leader.heard_the_end(within_s), 2 * within_s)
         raise
     leader.end()
+    if leader.generates and not leader.stops:  # else they have ended, and listen no more
+        thread.run_last(leader.heard_the_end(within_s), 2 * within_s)

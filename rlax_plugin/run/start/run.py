@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from rich.console import Console
@@ -262,7 +262,8 @@ class _Run:
         self._observed.controller_runs(collector, thread.loop, port.activity, publisher)
         running.last.callback(self._observed.controller_ended)
         on_stop = partial(self._stopped_by_host, running.supervision)
-        with led(run.leader, on_stop, thread, self._section.deadlines.rpc_s):
+        with ExitStack() as orders:
+            orders.enter_context(led(run.leader, on_stop, thread, self._section.deadlines.rpc_s))
             try:
                 if run.leader is not None:
                     startup_s = self._section.deadlines.startup_s
@@ -283,17 +284,19 @@ class _Run:
                 port.activity.ends()
                 if run.devices is not None:
                     run.devices.rest()
-        publisher.wait()
-        publisher.forget()
-        # No deadline of its own: each group of an evaluation has one.
-        thread.run(controller.training_ended(stopped=port.stopping))
-        # Only now is it true, and it stays so if the evaluation is interrupted.
-        deadline_s = self._section.deadlines.weights_s
-        what, key = "writing the last records", "rlax.deadlines.weights_s"
-        thread.run(controller.finish(), deadline_s, what, key)
-        self._write_summary(controller, None)
-        if not port.stopping:
-            self._write_summary(controller, thread.run(controller.evaluate_after()))
+            if run.devices is None:
+                orders.close()  # else the other hosts generate for the evaluation, too
+            publisher.wait()
+            publisher.forget()
+            # No deadline of its own: each group of an evaluation has one.
+            thread.run(controller.training_ended(stopped=port.stopping))
+            # Only now is it true, and it stays so if the evaluation is interrupted.
+            deadline_s = self._section.deadlines.weights_s
+            what, key = "writing the last records", "rlax.deadlines.weights_s"
+            thread.run(controller.finish(), deadline_s, what, key)
+            self._write_summary(controller, None)
+            if not port.stopping:
+                self._write_summary(controller, thread.run(controller.evaluate_after()))
         return port.stopping
 
     def _stop(self) -> bool:
