@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from processes import python_path
+from runs import HELPERS
 
 RESOURCE = "worker"
 """The resource of which each node but the head has one."""
@@ -105,7 +107,8 @@ def ray_nodes(directory: Path, count: int) -> Iterator[RayNodes]:
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(directory),
-        "PYTHONPATH": str(Path(__file__).parent),  # workers need the plug-ins of their run
+        # Workers need the plug-ins of their run.
+        "PYTHONPATH": python_path(Path(__file__).parent, HELPERS),
     }
     before = dict(os.environ)
     os.environ.update(environ)

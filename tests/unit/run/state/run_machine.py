@@ -211,6 +211,9 @@ class Run(RuleBasedStateMachine):
         while later := sorted(self.run_.answers.later):
             for key in later:
                 version = self.run_.latest
+                if key not in self.run_.answers.later:  # a batch is complete, and needs no spares
+                    assert key.group not in self.run_.run_state.open
+                    continue
                 if self.run_.answers.later[key][0].min_version > version:
                     return
                 self.act(self.run_.answers.generate_turn, key, version, worker, length)
@@ -345,7 +348,8 @@ class Run(RuleBasedStateMachine):
             if self.can_generate(group):
                 self.act(answers.generate, group, self.run_.latest, (0.0, 1.0), worker, length)
         for key in sorted(answers.later)[::2]:
-            if answers.later[key][0].min_version <= self.run_.latest:
+            asked = answers.later.get(key)  # none: see ``everything_is_generated_and_scored``
+            if asked is not None and asked[0].min_version <= self.run_.latest:
                 self.act(answers.generate_turn, key, self.run_.latest, worker, length)
         self.events_reach_the_ledger()
         self.the_process_dies(False, False, mood)
