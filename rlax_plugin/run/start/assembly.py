@@ -227,13 +227,8 @@ class _Assembly:
         leader = self._leader(generates=start.devices is not None)
         shares = start.devices is not None and leader is not None
         if shares and not isinstance(parameters, ParameterServer):
-            key, reason = (
-                "rlax.weights.parameter_server",
-                (
-                    "must be embedded with several hosts that generate themselves "
-                    f"(launcher {s.launcher.name})"
-                ),
-            )
+            reason = f"must be embedded with launcher {s.launcher.name} on several hosts"
+            key = "rlax.weights.parameter_server"
             raise ConfigError(key, s.weights.parameter_server, reason)
         if leader is not None:
             await asyncio.to_thread(record_start, setup.files, leader)
