@@ -211,8 +211,9 @@ class Run(RuleBasedStateMachine):
         while later := sorted(self.run_.answers.later):
             for key in later:
                 version = self.run_.latest
-                if key not in self.run_.answers.later:  # a batch is complete, and needs no spares
-                    assert key.group not in self.run_.run_state.open
+                if key not in self.run_.answers.later:
+                    # A batch is complete, and its spares are dropped or issued again for the next.
+                    assert key.group not in self.run_.run_state.open.keys() - self.run_.answers.open
                     continue
                 if self.run_.answers.later[key][0].min_version > version:
                     return
