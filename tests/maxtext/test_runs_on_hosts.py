@@ -165,6 +165,7 @@ def colocated(base):
     return run
 
 
+@pytest.mark.ci
 def test_hosts_generate_with_their_own_arrays(colocated):
     names = {name for row in colocated.trained() for name in row["workers"]}
     assert names == {"colocated", "colocated-1"}
