@@ -19,6 +19,8 @@ def test_workers_join_a_colocated_run_and_one_is_killed(tmp_path):
     )
     secret = run.dir / "worker-token.json"
     run.until(lambda: len(run.steps()) >= 2, "two steps alone")
+    run.until(lambda: any("machine/trainer_memory_bytes" in one for one in run.steps()), "figures")
+    assert not any("machine/workers_memory_bytes" in step for step in run.steps())
     written = len(list((run.dir / "weights").iterdir()))
     assert written == 1  # that of its start: the others were used as they are
     controller = RunFiles(run.dir).get_json("endpoints.json")["controller"]
@@ -36,6 +38,7 @@ def test_workers_join_a_colocated_run_and_one_is_killed(tmp_path):
         assert status == 130 and "interrupted after step" in out, out
         assert other.wait(60) == 0
     assert "colocated" in trainers_of(run)
+    assert any("machine/workers_memory_bytes" in step for step in run.steps())
     report = audit(RunFiles(run.dir))
     assert report.violation is None, report.violation
     assert max(m["staleness/max"] for m in run.steps()) == 1

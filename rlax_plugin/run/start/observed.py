@@ -95,7 +95,8 @@ class ObservedRun:
         return self._status(self._of_controller())
 
     def _take_machine(self, controller: Controller) -> None:
-        workers = list(controller.fleet.workers.values())
+        fleet = controller.fleet  # a worker in this process is part of the trainer's figures
+        workers = [one for one in fleet.workers.values() if one.process not in fleet.here]
         pids = [pid for pool in controller.generation.pools for pid in pool.pids]
         rewards = ((pid, process_figures(pid)) for pid in pids)
         controller.machine = self._machine.take(
