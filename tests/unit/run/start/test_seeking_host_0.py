@@ -56,7 +56,7 @@ def test_the_address_of_an_earlier_start_is_given_up_for_the_present_one(led, tm
 
     class Watched(follower.HostZero):
         def join(self, *given):
-            tried.append(self._address)
+            tried.append(self.address)
             try:
                 return super().join(*given)
             finally:  # host 0 comes once the stale address was tried
