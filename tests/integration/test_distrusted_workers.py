@@ -23,7 +23,9 @@ def test_samples_of_a_quarantined_worker_are_not_trained(tmp_path, monkeypatch):
         # Version 4 is the newest for as long as local-1 needs to load it.
         *held({3: joined, 4: generated, 5: found}),
         plugins("held", "faulty_parts"),
-        "rlax.rollouts.engine={name: faulty, fault_at_version: 4, fault_worker: local-1}",
+        # A group takes longer than a worker is held up on a busy machine, so each gets some.
+        "rlax.rollouts.engine={name: faulty, fault_at_version: 4, fault_worker: local-1, "
+        "latency_s: 0.5}",
         "rlax.launcher.max_restarts=0",
         # The groups of steps 4 and 5 are there before step 4 begins, none of them rejected.
         "rlax.staleness.max_staleness=2",
