@@ -207,7 +207,7 @@ class GenerationStart:
 
     def lead(self, leader: Leader) -> None:
         """Lets the other hosts of the trainer in; to be called before ``start``."""
-        # With devices of their own hosts they generate, too: as workers that the trainer trusts.
+        # Hosts that generate do so as workers, which show the same token.
         roles: tuple[Role, ...] = ("host",) if self.devices is None else ("host", "worker")
         self._callers.admit(self.secrets.share("host"), *roles)
         if (devices := self.devices) is not None:
