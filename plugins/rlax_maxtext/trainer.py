@@ -172,7 +172,6 @@ class MaxTextTrainer(Trainer):
         if mixed.data is not None and trains(self._context):
             examples = demonstrations(self._context, mixed)
         port.waits(_IMPORTING, _IMPORT_S)
-        from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.checkpoint_fingerprints import DamagedCheckpointError
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.first_weights import chosen
@@ -252,7 +251,6 @@ class MaxTextTrainer(Trainer):
                     port.waits(f"building the model: {error}, the one before it counts", _BUILD_S)
                 else:
                     break
-            distributed.leave()
         except ValueError as error:
             found = ("--from", str(self._descent)) if self._descent else chosen(config.get_keys())
             if found is None or running is not None or not (weight := mismatch(error)):
@@ -266,7 +264,6 @@ class MaxTextTrainer(Trainer):
         Raises:
           TrainingError: host 0 has ended training or cannot be reached, or gives wrong orders.
         """
-        from maxtext_overrides.trainer import distributed
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         publish = self._publisher(port)  # waits until host 0 is about to train
@@ -290,6 +287,15 @@ class MaxTextTrainer(Trainer):
         )
         with contextlib.suppress(_Published):
             run_train_loop(config, events, **training.of_loop)
+
+    def leave(self) -> None:
+        """See ``Trainer``.
+
+        Raises:
+          TrainingError: another host has not finished in time.
+        """
+        from maxtext_overrides.trainer import distributed
+
         distributed.leave()
 
     def _training(self, config: Any) -> Training:

@@ -100,8 +100,9 @@ class Trainer(ABC):
         do.
       keeps_checkpoints: True if ``checkpoints``, ``publish_checkpoint``, ``publish_first`` and
         ``start_from`` are there, for ``rlax eval``, ``rlax train --from`` and ``rlax.retention``.
-      spans_hosts: True if it can be spread over several hosts, see ``BuildContext.hosts`` and
-        ``follow``. On host 0, ``run`` is called, and ``TrainerPort.followers`` are the other hosts.
+      spans_hosts: True if it can be spread over several hosts, see ``BuildContext.hosts``,
+        ``follow`` and ``leave``. On host 0, ``run`` is called, and ``TrainerPort.followers`` are
+        the other hosts.
       converts_models: True if ``examine_model``, ``checkpoint_path`` and ``export_model`` are
         there, for ``rlax convert`` and ``rlax export``.
       converts_versions: True if ``converter`` is there, for engines that declare
@@ -158,6 +159,14 @@ class Trainer(ABC):
     def follow(self, port: FollowerPort) -> None:
         """Runs the training loop on another host than 0, until host 0 ends it."""
         raise _lacking(self, "spans_hosts", "follow")
+
+    def leave(self) -> None:
+        """Parts from the other hosts; called on every host, once none computes anything more.
+
+        Where hosts generate, that is after the last evaluation; else after training. A host whose
+        part has failed does not call it.
+        """
+        raise _lacking(self, "spans_hosts", "leave")
 
     def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
         """Reads a model's config, tokenizer and the shapes of its tensors.

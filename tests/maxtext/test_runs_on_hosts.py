@@ -177,17 +177,22 @@ def test_hosts_generate_with_their_own_arrays(colocated):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_generates_is_killed_and_the_run_goes_on(base, colocated, lost):
-    name = f"colocated-killed-{lost}"
-    run = started(base, name, *COLOCATED)
+def test_a_host_that_generates_is_killed_and_the_run_goes_on(base, colocated, lost, monkeypatch):
+    name, keys = f"colocated-killed-{lost}", (*COLOCATED, "rlax.evaluation={problems: 8}")
+    run = started(base, name, *keys)
     run.until(lambda: len(lines(run.dir / "metrics.jsonl")) >= 4, "step 4")
     began_s = time.monotonic()
     (killed,) = host(run, lost)
     killed.kill()
     said = ends_in_time(run, began_s)
     assert re.search(rf"host {lost} was lost: process \d+ was ended by SIGKILL", said)
-    status, said = started(base, name, *COLOCATED).end()
-    assert status == 0, said
+    # Once more, where no more than the evaluation after training is left.
+    monkeypatch.setenv(VARIABLE, f"{FaultPoint.SUMMARY_WRITTEN}:1")
+    status, said = started(base, name, *keys).end()
+    assert status == 1 and "host 0 was lost" in said and _steps(run) == STEPS
+    monkeypatch.delenv(VARIABLE)
+    status, said = started(base, name, *keys).end()
+    assert status == 0 and "after training: pass@1" in said and _steps(run) == STEPS, said
     assert digests(base / name) == digests(colocated.dir)
     report = audit(RunFiles(str(base / name)))
     assert report.clean, report

@@ -105,11 +105,6 @@ class Leader(Followers):
         self._decided = step, decision
         self._loop.call_soon_threadsafe(self._changes.wake)
 
-    @property
-    def stops(self) -> bool:
-        """True once it is decided that training stops before its end."""
-        return self._decided is not None and self._decided[1].stop
-
     def end(self, reason: str = "") -> None:
         """Tells all other hosts that no orders follow.
 

@@ -141,6 +141,7 @@ def obey(trainer: Trainer, seeker: Seeker, chunks: Callable[[HostZero], OwnChunk
         with Signals(stop):
             trainer.follow(port)
             port.finish()
+            trainer.leave()
     except EndedError as error:
         log.error("%s", error)
         return ENDED

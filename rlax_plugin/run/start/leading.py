@@ -83,11 +83,15 @@ def wait_for_hosts(leader: Leader, thread: LoopThread, startup_s: float) -> None
 
 @contextmanager
 def led(
-    leader: Leader | None, on_stop: Callable[[int, str], None], thread: LoopThread, within_s: float
+    leader: Leader | None,
+    trainer: Trainer,
+    on_stop: Callable[[int, str], None],
+    thread: LoopThread,
+    within_s: float,
 ) -> Iterator[None]:
     """Passes on the other hosts' requests to stop, and tells them when no orders follow.
 
-    Hosts that generate do until then.
+    Hosts that generate do until then. Then all hosts part.
 
     Args:
       leader: None: there are no other hosts.
@@ -108,5 +112,4 @@ def led(
         thread.run_last(leader.heard_the_end(within_s), 2 * within_s)
         raise
     leader.end()
-    if leader.generates and not leader.stops:  # else they have ended, and listen no more
-        thread.run_last(leader.heard_the_end(within_s), 2 * within_s)
+    trainer.leave()

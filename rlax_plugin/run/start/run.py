@@ -262,8 +262,9 @@ class _Run:
         self._observed.controller_runs(collector, thread.loop, port.activity, publisher)
         running.last.callback(self._observed.controller_ended)
         on_stop = partial(self._stopped_by_host, running.supervision)
+        rpc_s = self._section.deadlines.rpc_s
         with ExitStack() as orders:
-            orders.enter_context(led(run.leader, on_stop, thread, self._section.deadlines.rpc_s))
+            orders.enter_context(led(run.leader, trainer, on_stop, thread, rpc_s))
             try:
                 if run.leader is not None:
                     startup_s = self._section.deadlines.startup_s
@@ -284,9 +285,9 @@ class _Run:
                 port.activity.ends()
                 if run.devices is not None:
                     run.devices.rest()
-            if run.devices is None:
-                orders.close()  # else the other hosts generate for the evaluation, too
             publisher.wait()
+            if run.devices is None or port.stopping:
+                orders.close()  # else the other hosts generate for the evaluation, too
             publisher.forget()
             # No deadline of its own: each group of an evaluation has one.
             thread.run(controller.training_ended(stopped=port.stopping))

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rlax_plugin.base.errors import ConfigError, DeadlineError, TrainingError
 from rlax_plugin.base.types import HostPlace
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.orders import Order
-from rlax_plugin.ports.training import Decision
+from rlax_plugin.ports.training import Decision, Trainer
 from rlax_plugin.run.hosts import following, leading
 from rlax_plugin.run.hosts.following import START, EndedError, FollowedPort, HostZero
 from rlax_plugin.run.start import leading as leading_start
@@ -264,9 +265,10 @@ def test_a_decision_that_was_made_before_the_end_is_still_passed_on(led):
 def test_host_0_does_not_wait_for_a_host_that_has_failed(led):
     zero, told = led.joined(), []
     zero.stop("its disk is full").result(60)  # before host 0 listens
-    leads = leading_start.led(led.leader, lambda *stop: told.append(stop), led.thread, 600.0)
+    host_0 = MagicMock(spec=Trainer)
+    leads = leading_start.led(led.leader, host_0, lambda *s: told.append(s), led.thread, 600.0)
     with pytest.raises(TrainingError, match="host 1 has failed"), leads:
         led.thread.run(asyncio.sleep(0), 60)
         assert told == [(1, "its disk is full")]
         raise TrainingError("host 1 has failed")
-    assert led.leader.over
+    assert led.leader.over and not host_0.leave.called
