@@ -563,6 +563,8 @@ class Dispatcher(FleetListener):
 
     def _ask_to_give_up(self, worker: Worker, unwanted: Iterable[Request]) -> None:
         """Has a worker give up requests, and those that are too old to train."""
+        if worker.lost:  # what it still answers is read, but it cannot be called
+            return
         attempts = [(request.key, request.attempt) for request in unwanted]
         # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
         asking = worker.link.give_up(attempts, self._oldest, self._deadlines.rpc_s)

@@ -44,6 +44,20 @@ async def test_requests_that_are_cancelled_are_given_up_in_one_message():
     await dispatcher.close()
 
 
+async def test_a_worker_that_has_left_is_not_asked():
+    fleet, dispatcher, lost = make()
+    held = await holding(fleet, version=0)
+    tickets = [dispatcher.submit(request(i)) for i in range(2)]
+    await turns()
+    await fleet.Deregister(pb.DeregisterRequest(worker="a", process="p"), None)
+    tickets[0].cancel()  # as at the end of training; its channel takes no new calls any more
+    await turns()
+    dispatcher.give_up_older(1)
+    await turns()
+    assert fleet.workers == {} and held.asked == [] and lost == ["a: left"]
+    await dispatcher.close()
+
+
 async def test_only_workers_that_may_have_begun_something_too_old_are_asked():
     fleet, dispatcher, lost = make()
     held = await holding(fleet, version=0)
